@@ -1,0 +1,1 @@
+"""Tiroir: find near-duplicate documents, exactly, on PostgreSQL."""

@@ -1,0 +1,43 @@
+"""The application: routes, middleware and problems put together."""
+
+from asgi_correlation_id import CorrelationIdMiddleware
+from fastapi import APIRouter, FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.types import Lifespan
+
+from app.api import problems
+from app.api.gate import Gate
+from app.api.routes import collections, documents, fingerprints, health, near_duplicates
+from app.settings import Settings
+
+_DESCRIPTION = """
+Finds near-duplicate documents: exactly, at any threshold.
+
+A **near-duplicate** is a document whose fingerprint (a 63-bit SimHash) differs in at most *threshold* bits. Nothing
+within the threshold is ever missed. How alike two texts must be to come within it is another matter: below 200 words
+a changed word often moves more than three bits, and answers say so (`status`: `short`).
+"""
+
+
+def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
+    app = FastAPI(
+        title="Tiroir",
+        version=health.VERSION,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        middleware=[
+            Middleware(CorrelationIdMiddleware),
+            Middleware(Gate, max_body_bytes=settings.max_body_bytes),
+            # FastAPI's own max_body_size stands outside all middleware and answers in plain text.
+            Middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes),
+        ],
+    )
+    problems.install(app)
+    v1 = APIRouter(prefix="/v1")
+    for router in (documents.router, near_duplicates.router, collections.router, fingerprints.router):
+        v1.include_router(router)
+    app.include_router(v1)
+    app.include_router(health.router)
+    return app

@@ -1,0 +1,76 @@
+"""What each request passes on its way in and out: refusals that need no route, and one line in the log."""
+
+import logging
+import time
+from collections import Counter
+from urllib.parse import unquote_to_bytes
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.problems import problem_response
+
+_log = logging.getLogger("app.access")
+
+
+class Gate:
+    """Innermost but for the framework's own, so that its problems carry the request's id."""
+
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        status = 500
+
+        async def observe(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            app = self._refusal(scope) or self._app
+            await app(scope, receive, observe)
+        finally:
+            # The route's template, never the path or the query: they hold keys and texts.
+            route = getattr(scope.get("route"), "path", "-")
+            _log.info("%s %s %d %.1f ms", scope["method"], route, status, 1000 * (time.perf_counter() - start))
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        length = Headers(scope=scope).get("content-length", "0")
+        if not length.isdecimal() or int(length) > self._max_body_bytes:
+            return problem_response(
+                "body_too_large", f"a body has at most {self._max_body_bytes} bytes (TIROIR_MAX_BODY_BYTES)"
+            )
+        query: bytes = scope["query_string"]
+        if not (_is_utf8(scope["raw_path"]) and _is_utf8(query)):
+            return problem_response("invalid_input", "the URL is not percent-encoded UTF-8")
+        if repeated := _repeated(query):
+            return problem_response("invalid_input", f"the parameter {repeated} stands more than once")
+        return None
+
+
+def _is_utf8(encoded: bytes) -> bool:
+    """Servers replace what they can't decode, and a replaced key is another key."""
+    if b"%" not in encoded and encoded.isascii():
+        return True
+    try:
+        unquote_to_bytes(encoded).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _repeated(query: bytes) -> str | None:
+    """A parameter that stands twice: taking either would ignore the other without a word."""
+    if b"&" not in query:
+        return None
+    names = Counter(unquote_to_bytes(part.partition(b"=")[0].replace(b"+", b" ")) for part in query.split(b"&"))
+    [(name, times)] = names.most_common(1)
+    return name.decode() if times > 1 else None

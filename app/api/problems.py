@@ -1,0 +1,142 @@
+"""Every error as application/problem+json (RFC 9457), the framework's own included."""
+
+import logging
+from collections.abc import Mapping
+from typing import cast
+
+from asgi_correlation_id import correlation_id
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.responses import JSONResponse
+
+from app.core import errors
+
+_log = logging.getLogger(__name__)
+
+# Each code of the interface: its status and its title.
+PROBLEMS: Mapping[str, tuple[int, str]] = {
+    "invalid_json": (400, "The body is not JSON"),
+    "bad_request": (400, "The request can't be read"),
+    "not_found": (404, "There is no such resource"),
+    "collection_not_found": (404, "There is no such collection"),
+    "document_not_found": (404, "There is no such document"),
+    "method_not_allowed": (405, "The resource doesn't take this method"),
+    "collection_exists": (409, "The collection exists, with other settings"),
+    "body_too_large": (413, "The body is too large"),
+    "url_too_long": (414, "The URL is too long"),
+    "unsupported_media_type": (415, "The body has another type than is taken here"),
+    "invalid_input": (422, "The request is not valid"),
+    "invalid_fingerprint": (422, "The fingerprint is not valid"),
+    "not_supported": (422, "This version can't do that"),
+    "internal_error": (500, "The service has a defect"),
+    "database_unavailable": (503, "The database is not available"),
+    "overloaded": (503, "The service is busy"),
+    "query_timeout": (503, "The database took too long"),
+}
+_CODES_OF_FRAMEWORK = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+}
+RETRY_AFTER = 1  # seconds
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class InvalidMember(BaseModel):
+    """One thing that is wrong with the input."""
+
+    pointer: str = Field(description="JSON pointer into the body, or / and the name of a parameter.")
+    detail: str
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    type: str = Field(examples=["urn:tiroir:problem:invalid_input"])
+    title: str
+    status: int
+    detail: str
+    code: str = Field(description="Stable, for programs.", examples=list(PROBLEMS))
+    request_id: str | None = Field(description="Also in the header X-Request-ID and in the log.")
+    errors: list[InvalidMember] = Field(default=[], description="Only for invalid input.")
+
+
+def problem_response(
+    code: str,
+    detail: str,
+    *,
+    invalid: list[InvalidMember] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    status, title = PROBLEMS[code]
+    problem = Problem(
+        type=f"urn:tiroir:problem:{code}",
+        title=title,
+        status=status,
+        detail=_printable(detail),
+        code=code,
+        request_id=correlation_id.get(),
+        errors=invalid or [],
+    )
+    given = dict(headers or {}) | ({"Retry-After": str(RETRY_AFTER)} if status == 503 else {})
+    return JSONResponse(
+        problem.model_dump(exclude=set() if invalid else {"errors"}), status, given, media_type=MEDIA_TYPE
+    )
+
+
+def _printable(text: str) -> str:
+    """Without lone surrogates, which no UTF-8 body can hold. A message may name a member of the request."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(errors.TiroirError, _tiroir_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(StarletteHTTPException, _http_exception)
+    app.add_exception_handler(Exception, _defect)
+
+
+def _tiroir_error(_: Request, error: Exception) -> JSONResponse:
+    known = cast("errors.TiroirError", error)
+    if isinstance(known, errors.UnavailableError):
+        _log.warning("%s: %s", known.code, type(known.__cause__).__name__)
+    invalid = None
+    if isinstance(known, errors.InvalidInputError):
+        invalid = [InvalidMember(pointer=known.pointer, detail=str(known))]
+    return problem_response(known.code, str(known), invalid=invalid)
+
+
+def _validation_error(_: Request, error: Exception) -> JSONResponse:
+    """Never with the value that was refused: it may be private, and it may not be encodable."""
+    found = cast("RequestValidationError", error).errors()
+    first = found[0]
+    if first["type"] == "json_invalid":
+        return problem_response("invalid_json", f"not JSON, at character {first['loc'][-1]}: {first['ctx']['error']}")
+    if first["type"] == "missing" and tuple(first["loc"]) == ("body",):
+        return problem_response("invalid_json", "the body is empty")
+    invalid = [InvalidMember(pointer=_pointer(each["loc"]), detail=_printable(str(each["msg"]))) for each in found]
+    code = first["type"] if first["type"] in PROBLEMS else "invalid_input"
+    return problem_response(code, f"{invalid[0].pointer or 'the body'}: {invalid[0].detail}", invalid=invalid)
+
+
+def _pointer(location: tuple[str | int, ...]) -> str:
+    """The first part says where the member was: body, query or path."""
+    parts = (_printable(str(part)).replace("~", "~0").replace("/", "~1") for part in location[1:])
+    return "".join(f"/{part}" for part in parts)
+
+
+def _http_exception(_: Request, error: Exception) -> JSONResponse:
+    known = cast("HTTPException", error)
+    code = _CODES_OF_FRAMEWORK.get(known.status_code, "internal_error")
+    detail = PROBLEMS[code][1] if code == "body_too_large" else str(known.detail)
+    return problem_response(code, detail, headers=known.headers)
+
+
+def _defect(_: Request, error: Exception) -> JSONResponse:
+    _log.error("a defect: %s", type(error).__name__)
+    return problem_response("internal_error", "something that should not happen; the log has more under the request_id")

@@ -1,0 +1,63 @@
+"""Collections: create, describe, list, delete."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from app.api import cursor
+from app.api.routing import JsonRoute, ServicesOfProcess, problems
+from app.api.schemas import (
+    CollectionAnswer,
+    CollectionCountsAnswer,
+    CollectionDetail,
+    CollectionName,
+    CollectionPage,
+    NewCollection,
+    PageParameters,
+)
+
+router = APIRouter(prefix="/collections", tags=["collections"], route_class=JsonRoute)
+
+
+@router.post("", status_code=201, responses=problems(400, 409, 413, 415))
+async def create_collection(services: ServicesOfProcess, body: NewCollection, response: Response) -> CollectionAnswer:
+    """Create a collection; 200 where it exists with the same settings."""
+    created = await services.collections.create(body.name, body.scheme.scheme(), store_text=body.store_text)
+    if not created.is_new:
+        response.status_code = 200
+    return CollectionAnswer(**CollectionAnswer.members(created.collection))
+
+
+@router.get("", responses=problems())
+async def list_collections(
+    services: ServicesOfProcess, parameters: Annotated[PageParameters, Query()]
+) -> CollectionPage:
+    """Collections in the order of their names."""
+    after = cursor.decode(parameters.cursor)
+    found = await services.collections.page(after=after, limit=parameters.limit + 1)
+    page = found[: parameters.limit]
+    return CollectionPage(
+        items=[CollectionAnswer(**CollectionAnswer.members(collection)) for collection in page],
+        next_cursor=cursor.encode(page[-1].name) if len(found) > len(page) else None,
+    )
+
+
+@router.get("/{collection}", responses=problems(404))
+async def describe_collection(services: ServicesOfProcess, collection: CollectionName) -> CollectionDetail:
+    """Its settings and what it holds."""
+    described, counts = await services.collections.describe(collection)
+    return CollectionDetail(
+        **CollectionAnswer.members(described),
+        counts=CollectionCountsAnswer(
+            documents=counts.documents,
+            fingerprints=counts.fingerprints,
+            too_short=counts.too_short,
+            exact_duplicates=counts.exact_duplicates,
+        ),
+    )
+
+
+@router.delete("/{collection}", status_code=204, responses=problems(404))
+async def delete_collection(services: ServicesOfProcess, collection: CollectionName) -> None:
+    """Delete a collection with all that it holds."""
+    await services.collections.delete(collection)

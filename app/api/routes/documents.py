@@ -1,0 +1,120 @@
+"""Documents: index, read, list, delete.
+
+A key stands in the path, or, for keys that a proxy would mangle there (URLs with //), in the query of /document.
+"""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from app.api import cursor
+from app.api.problems import Problem
+from app.api.routing import JsonRoute, ServicesOfProcess, problems
+from app.api.schemas import (
+    CollectionName,
+    DocumentAnswer,
+    DocumentContents,
+    DocumentKey,
+    DocumentPage,
+    IndexAnswer,
+    MatchAnswer,
+    PageParameters,
+    PostDocument,
+    PutDocument,
+    WriteParameters,
+)
+from app.core.errors import NotSupportedError
+from app.core.model import Outcome
+from app.runtime import Services
+from app.service.documents import NewDocument
+from app.service.near_duplicates import Options
+
+router = APIRouter(prefix="/collections/{collection}", tags=["documents"], route_class=JsonRoute)
+
+_CREATED = {201: {"model": IndexAnswer, "description": "The document is new."}}
+
+
+async def _index(
+    services: Services,
+    collection: str,
+    key: str,
+    body: DocumentContents,
+    parameters: WriteParameters,
+    response: Response,
+) -> IndexAnswer:
+    content = body.content()
+    assert content is not None  # noqa: S101  the validator has seen exactly one
+    indexed = await services.documents.index(
+        collection,
+        NewDocument(key, content, body.metadata),
+        Options(parameters.threshold, parameters.limit) if parameters.near_duplicates else None,
+    )
+    if indexed.outcome is Outcome.CREATED:
+        response.status_code = 201
+    matches = indexed.matches
+    return IndexAnswer(
+        document=DocumentAnswer.of(collection, indexed.document),
+        result=indexed.outcome,
+        threshold=None if matches is None else matches.threshold,
+        near_duplicates=None if matches is None else [MatchAnswer.of(match) for match in matches.items],
+        truncated=matches is not None and matches.truncated,
+    )
+
+
+@router.post("/documents", responses=_CREATED | problems(400, 413, 415))
+async def post_document(
+    services: ServicesOfProcess,
+    collection: CollectionName,
+    body: PostDocument,
+    parameters: Annotated[WriteParameters, Query()],
+    response: Response,
+) -> IndexAnswer:
+    """Index a document, and say what it resembles. A collection that doesn't exist is made."""
+    return await _index(services, collection, body.key, body, parameters, response)
+
+
+@router.post("/documents/batch", include_in_schema=False)
+async def post_documents() -> Problem:
+    raise NotSupportedError("batches are not supported yet: send documents one by one", pointer="")
+
+
+@router.get("/documents", responses=problems(404))
+async def list_documents(
+    services: ServicesOfProcess, collection: CollectionName, parameters: Annotated[PageParameters, Query()]
+) -> DocumentPage:
+    """Documents in the order of their keys (bytewise)."""
+    after = cursor.decode(parameters.cursor)
+    found = await services.documents.page(collection, after=after, limit=parameters.limit + 1)
+    page = found[: parameters.limit]
+    return DocumentPage(
+        items=[DocumentAnswer.of(collection, document) for document in page],
+        next_cursor=cursor.encode(page[-1].key) if len(found) > len(page) else None,
+    )
+
+
+@router.put("/document", responses=_CREATED | problems(400, 413, 415), name="put_document_by_query")
+@router.put("/documents/{key:path}", responses=_CREATED | problems(400, 413, 415))
+async def put_document(
+    services: ServicesOfProcess,
+    collection: CollectionName,
+    key: DocumentKey,
+    body: PutDocument,
+    parameters: Annotated[WriteParameters, Query()],
+    response: Response,
+) -> IndexAnswer:
+    """Index a document under this key, and say what it resembles."""
+    return await _index(services, collection, key, body, parameters, response)
+
+
+@router.get("/document", responses=problems(404), name="get_document_by_query")
+@router.get("/documents/{key:path}", responses=problems(404))
+async def get_document(services: ServicesOfProcess, collection: CollectionName, key: DocumentKey) -> DocumentAnswer:
+    """Read a document."""
+    return DocumentAnswer.of(collection, await services.documents.get(collection, key))
+
+
+@router.delete("/document", status_code=204, responses=problems(404), name="delete_document_by_query")
+@router.delete("/documents/{key:path}", status_code=204, responses=problems(404))
+async def delete_document(services: ServicesOfProcess, collection: CollectionName, key: DocumentKey) -> None:
+    """Delete a document: it is found no more."""
+    await services.documents.delete(collection, key)

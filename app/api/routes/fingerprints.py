@@ -1,0 +1,25 @@
+"""What needs no stored document: fingerprints of texts, and the distance of two fingerprints."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from app.api.routing import JsonRoute, problems
+from app.api.schemas import DistanceAnswer, DistanceParameters, FingerprintAnswer, FingerprintRequest
+from app.core.fingerprint import distance
+from app.service.fingerprinting import digest_text
+
+router = APIRouter(tags=["fingerprints"], route_class=JsonRoute)
+
+
+@router.post("/fingerprints", responses=problems(400, 413, 415))
+async def fingerprint(body: FingerprintRequest) -> FingerprintAnswer:
+    """The fingerprint of a text, by the scheme `article` or by parts of it. Nothing is stored."""
+    assert body.text is not None  # noqa: S101  the validator has seen it
+    return FingerprintAnswer.of(await digest_text(body.text, body.scheme.scheme()))
+
+
+@router.get("/distance", responses=problems())
+async def get_distance(fingerprints: Annotated[DistanceParameters, Query()]) -> DistanceAnswer:
+    """How many bits of two fingerprints differ."""
+    return DistanceAnswer(distance=distance(fingerprints.a, fingerprints.b))

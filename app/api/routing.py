@@ -1,0 +1,55 @@
+"""The routers' shared parts: JSON bodies only, and the use-cases of the process."""
+
+from collections.abc import Callable, Coroutine
+from email.message import Message
+from typing import Annotated, Any
+
+from fastapi import Depends, HTTPException, Request, Response
+from fastapi.routing import APIRoute
+
+from app.api.problems import MEDIA_TYPE, Problem
+from app.runtime import Services
+
+
+class JsonRoute(APIRoute):
+    """A route that refuses bodies of another type than JSON with 415; the framework would call them invalid JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def checked(request: Request) -> Response:
+            if _has_body(request) and not _is_json(request.headers.get("content-type", "")):
+                raise HTTPException(415, "send JSON, with the header Content-Type: application/json")
+            return await handle(request)
+
+        return checked
+
+
+def _has_body(request: Request) -> bool:
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+
+def _is_json(content_type: str) -> bool:
+    if content_type == "application/json":
+        return True
+    message = Message()
+    message["content-type"] = content_type
+    return message.get_content_type() == "application/json" and message.get_content_charset("utf-8") == "utf-8"
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.state.services
+    return services
+
+
+ServicesOfProcess = Annotated[Services, Depends(_services)]
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's description of the problems that a route can answer; 422, 500 and 503 are any route's."""
+    return {
+        status: {"model": Problem, "content": {MEDIA_TYPE: {}}, "description": "A problem"}
+        for status in sorted({*statuses, 422, 500, 503})
+    }

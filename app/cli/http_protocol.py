@@ -1,0 +1,55 @@
+"""HTTP as uvicorn speaks it, but for requests that can't be read: those are answered as problems too."""
+
+import asyncio
+import json
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.api.problems import MEDIA_TYPE, PROBLEMS
+
+MAX_URL_BYTES = 65_535  # what httptools can parse
+
+# A connection that is closed while the client still sends is reset, and the client may never read the answer.
+_LINGER = 2.0  # seconds
+
+
+class UrlTooLongError(Exception):
+    """Ends the parsing of a request; httptools passes it on as an error of its callback."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    _refused = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            raise UrlTooLongError
+
+    def send_400_response(self, msg: str) -> None:
+        if len(self.url) > MAX_URL_BYTES:
+            self._refuse("url_too_long", f"a URL has at most {MAX_URL_BYTES} bytes: send long texts by POST")
+        else:
+            self._refuse("bad_request", msg)
+
+    def _refuse(self, code: str, detail: str) -> None:
+        status, title = PROBLEMS[code]
+        problem = {
+            "type": f"urn:tiroir:problem:{code}",
+            "title": title,
+            "status": status,
+            "detail": detail,
+            "code": code,
+            "request_id": None,
+        }
+        body = json.dumps(problem).encode()
+        self.transport.write(
+            f"HTTP/1.1 {status} \r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n".encode()
+            + body
+        )
+        self._refused = True
+        asyncio.get_running_loop().call_later(_LINGER, self.transport.close)

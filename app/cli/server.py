@@ -1,0 +1,76 @@
+"""Runs the service in this process and, with several workers, in those that it starts."""
+
+import asyncio
+import os
+import signal
+import sys
+from logging.config import dictConfig
+from typing import Any, NoReturn
+
+import uvicorn
+
+from app.cli.http_protocol import HttpProtocol
+from app.postgres.migrate import migrate
+from app.runtime import database, services
+from app.settings import Settings
+
+
+def log_configuration(settings: Settings) -> dict[str, Any]:
+    """Everything to standard error, a line an event."""
+    level = settings.log_level.upper()
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "filters": {"request": {"()": "asgi_correlation_id.CorrelationIdFilter", "default_value": "-"}},
+        "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(correlation_id)s %(message)s"}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["request"]}},
+        "root": {"handlers": ["stderr"], "level": "WARNING"},
+        "loggers": {
+            "app": {"level": level},
+            "uvicorn": {"level": level},
+            # uvicorn's access log writes whole URLs, with the texts and keys in them; app.api.gate writes routes.
+            "uvicorn.access": {"level": "CRITICAL"},
+        },
+    }
+
+
+def serve(settings: Settings) -> None:
+    """Migrates, rehearses a start so that what is wrong is one TiroirError, and serves until a signal comes.
+
+    The embedded server, if it is used, runs as long as this process or one of its workers does.
+    """
+    logs = log_configuration(settings)
+    dictConfig(logs)
+    signal.signal(signal.SIGTERM, _terminate)
+    with database(settings) as conninfo:
+        migrate(conninfo, connect_timeout=settings.connect_timeout)
+        asyncio.run(_rehearse(settings))
+        uvicorn.run(
+            "app.main:create_app",
+            factory=True,
+            host=settings.host,
+            port=settings.port,
+            workers=settings.workers,
+            http=HttpProtocol,
+            loop="uvloop",
+            log_config=logs,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=settings.shutdown_timeout,
+        )
+
+
+async def _rehearse(settings: Settings) -> None:
+    async with services(settings):
+        pass
+
+
+def _terminate(number: int, _: object) -> NoReturn:
+    """An exception, so that whatever is open is closed; uvicorn takes the signal while it runs, then hands it on."""
+    sys.exit(0 if number == signal.SIGTERM else 128 + number)
+
+
+def export(settings: dict[str, Any]) -> None:
+    """Hands the command line's settings to the workers, which read the environment."""
+    for name, value in settings.items():
+        os.environ[f"TIROIR_{name.upper()}"] = str(value)

@@ -1,0 +1,79 @@
+"""The one tree of errors. A code is stable and part of the HTTP interface; app.api.problems gives each its status."""
+
+from typing import ClassVar
+
+
+class TiroirError(Exception):
+    """What went wrong, in a sentence that a user can act on."""
+
+    code: ClassVar[str] = "internal_error"
+
+
+class InvalidInputError(TiroirError):
+    """The request says something that can't be done; nothing was changed."""
+
+    code = "invalid_input"
+
+    def __init__(self, detail: str, *, pointer: str) -> None:
+        super().__init__(detail)
+        self.pointer = pointer
+
+
+class InvalidFingerprintError(InvalidInputError):
+    """A fingerprint of the wrong form, or with bits that its scheme doesn't have."""
+
+    code = "invalid_fingerprint"
+
+
+class NotSupportedError(InvalidInputError):
+    """The interface describes it, this version doesn't do it."""
+
+    code = "not_supported"
+
+
+class NotFoundError(TiroirError):
+    """The thing named in the request doesn't exist."""
+
+    code = "not_found"
+
+
+class CollectionNotFoundError(NotFoundError):
+    """No collection has this name."""
+
+    code = "collection_not_found"
+
+
+class DocumentNotFoundError(NotFoundError):
+    """The collection holds no document with this key."""
+
+    code = "document_not_found"
+
+
+class CollectionExistsError(TiroirError):
+    """A collection of this name exists, with other settings."""
+
+    code = "collection_exists"
+
+
+class UnavailableError(TiroirError):
+    """The database can't be reached, or can't take the request now: try again later."""
+
+    code = "database_unavailable"
+
+
+class OverloadedError(UnavailableError):
+    """No database connection came free in time: try again later."""
+
+    code = "overloaded"
+
+
+class QueryTimeoutError(UnavailableError):
+    """The database took longer than it is allowed to, or waited too long for a lock."""
+
+    code = "query_timeout"
+
+
+class StartupError(TiroirError):
+    """The service can't start; the message is one line that says what to do."""
+
+    code = "startup_failed"

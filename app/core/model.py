@@ -1,0 +1,97 @@
+"""What the service speaks of: the rows of the database, and the answers made of them."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from app.core.layout import Layout
+from app.core.probes import ProbePlan
+from app.core.scheme import Scheme, Status, status
+
+MAX_KEY_BYTES = 2048
+MAX_THRESHOLD = 63
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Metadata = dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What a lookup searches. An id is never used again, and its scheme never changes."""
+
+    id: int
+    name: str
+    scheme: Scheme
+    store_text: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionCounts:
+    documents: int
+    fingerprints: int  # distinct
+    too_short: int  # documents without a fingerprint
+    exact_duplicates: int  # documents that share their content hash with another one
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayout:
+    """A layout that has a table: every write goes to it, lookups go to the active one."""
+
+    id: int
+    layout: Layout
+    threshold: int  # the default of lookups that name none, while the layout is active
+    table: str
+    state: str  # building, active or retired
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    key: str
+    simhash: int | None
+    content_hash: bytes | None
+    words: int | None
+    metadata: Metadata
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def status(self) -> Status:
+        return status(self.simhash, self.words)
+
+
+class Outcome(StrEnum):
+    """What a write did."""
+
+    CREATED = "created"
+    REPLACED = "replaced"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A document within the threshold. `exact`: its content hash equals the one that was looked up."""
+
+    key: str
+    simhash: int | None
+    distance: int
+    exact: bool
+    metadata: Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The nearest first (then by fingerprint, then by key); `truncated`: there are more than were asked for."""
+
+    threshold: int
+    items: list[Match]
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How a lookup was done; `candidates` are the rows that its probes, or the scan, read."""
+
+    probes: ProbePlan
+    scan: bool
+    candidates: int

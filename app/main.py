@@ -1,0 +1,27 @@
+"""Builds the application."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TypedDict
+
+from fastapi import FastAPI
+
+from app.api.application import build
+from app.runtime import Services, services
+from app.settings import Settings
+
+
+class State(TypedDict):
+    services: Services
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """An application that opens the database when its lifespan starts, not before."""
+    chosen = settings or Settings()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[State]:
+        async with services(chosen) as opened:
+            yield {"services": opened}
+
+    return build(chosen, lifespan)

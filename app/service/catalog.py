@@ -1,0 +1,113 @@
+"""What a request needs to know beforehand, remembered by the process: collections, layouts, sizes.
+
+Remembering is safe, since all of it is checked where it is used. A lookup's statement yields no row where the
+collection is gone, a write checks collection and layouts behind its lock, and a table that was dropped raises
+UndefinedTable. A retired layout that is still remembered stays exact as long as its table stands: writes go to it.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from psycopg import AsyncConnection
+from psycopg.errors import UndefinedTable
+
+from app.core.errors import CollectionNotFoundError, DocumentNotFoundError, UnavailableError
+from app.core.model import Collection, StoredLayout
+from app.store import collections, layouts
+from app.store.database import Database, StaleCatalogError
+
+T = TypeVar("T")
+
+_ATTEMPTS = 4
+_ESTIMATE_SECONDS = 5.0  # a wrong size makes a lookup slower, never wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """`live`: those that writes go to. `active`: the one that lookups read."""
+
+    live: tuple[StoredLayout, ...]
+
+    @property
+    def active(self) -> StoredLayout:
+        return next(layout for layout in self.live if layout.state == "active")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request reads and writes."""
+
+    collection: Collection
+    layouts: Layouts
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    fingerprints: int
+    valid_until: float
+
+
+def document_not_found(collection: Collection) -> DocumentNotFoundError:
+    """Without the key: it may be a private URL, and it is in the request anyway."""
+    return DocumentNotFoundError(f"collection {collection.name} holds no document with this key")
+
+
+class Catalog:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._collections: dict[str, Collection] = {}
+        self._layouts: Layouts | None = None
+        self._estimates: dict[tuple[int, int], _Estimate] = {}
+
+    async def retry(self, use_case: Callable[[], Awaitable[T]]) -> T:
+        """Runs `use_case`, and again from the start with fresh knowledge where what it remembered was stale."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return await use_case()
+            except (StaleCatalogError, UndefinedTable):
+                self._forget()
+        raise UnavailableError("collections or layouts keep changing; try again")
+
+    def _forget(self) -> None:
+        self._collections.clear()
+        self._layouts = None
+        self._estimates.clear()
+
+    async def collection(self, name: str) -> Collection:
+        """CollectionNotFoundError where there is none."""
+        if (known := self._collections.get(name)) is not None:
+            return known
+        async with self._database.connection() as connection:
+            found = await collections.find(connection, name)
+        if found is None:
+            raise CollectionNotFoundError(f"there is no collection named {name}")
+        self._collections[name] = found
+        return found
+
+    @staticmethod
+    async def require_current(connection: AsyncConnection, collection: Collection) -> None:
+        """For use-cases that found nothing: StaleCatalogError if that is since the collection is gone."""
+        found = await collections.find(connection, collection.name)
+        if found is None or found.id != collection.id:
+            raise StaleCatalogError
+
+    async def place(self, name: str) -> Place:
+        """CollectionNotFoundError where there is none. To be asked before a connection is held: it may take one."""
+        return Place(await self.collection(name), await self.layouts())
+
+    async def layouts(self) -> Layouts:
+        if self._layouts is None:
+            async with self._database.connection() as connection:
+                self._layouts = Layouts(await layouts.live(connection))
+        return self._layouts
+
+    async def fingerprints(self, connection: AsyncConnection, layout: StoredLayout, collection: Collection) -> int:
+        """About how many fingerprints the collection has, a few seconds old at most."""
+        key = (layout.id, collection.id)
+        estimate = self._estimates.get(key)
+        if estimate is None or estimate.valid_until < time.monotonic():
+            size = await layouts.estimate(connection, layout, collection.id)
+            estimate = self._estimates[key] = _Estimate(size, time.monotonic() + _ESTIMATE_SECONDS)
+        return estimate.fingerprints

@@ -1,0 +1,77 @@
+"""Settings: environment variables TIROIR_*, or the same names in a .env file. docs/settings.md explains each."""
+
+import os
+import re
+from pathlib import Path
+
+from platformdirs import user_data_path
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def default_data_dir() -> Path:
+    """/var/lib/tiroir for root, whose home other accounts can't enter; else the user's data directory."""
+    return Path("/var/lib/tiroir") if os.geteuid() == 0 else user_data_path("tiroir")
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="TIROIR_",
+        env_file=".env",
+        env_ignore_empty=True,  # a compose file hands over variables that nobody set as empty
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,  # the database URL holds a password
+    )
+
+    host: str = Field(default="127.0.0.1", description="The address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="The port to listen on.")
+    workers: int = Field(default=1, ge=1, le=64, description="Serving processes.")
+    database_url: SecretStr | None = Field(
+        default=None, description="A PostgreSQL of your own, 14 or newer. Without it an embedded server is started."
+    )
+    data_dir: Path = Field(
+        default_factory=default_data_dir, description="Where the embedded PostgreSQL keeps its data."
+    )
+    pool_min_size: int = Field(default=2, ge=1, le=100, description="Database connections held open by each process.")
+    pool_max_size: int = Field(default=8, ge=1, le=100, description="Database connections of each process at most.")
+    pool_timeout: float = Field(
+        default=5.0, gt=0, le=300, description="Seconds that a request waits for a connection, then 503."
+    )
+    connect_timeout: int = Field(default=10, ge=2, le=300, description="Seconds that connecting may take.")
+    statement_timeout: float = Field(
+        default=30.0, gt=0, le=3600, description="Seconds that one statement may take, then 503."
+    )
+    lock_timeout: float = Field(
+        default=10.0, gt=0, le=3600, description="Seconds that a statement waits for a lock, then 503."
+    )
+    max_body_bytes: int = Field(
+        default=16 * 1024 * 1024, ge=1024, description="The largest request body, in bytes; beyond it 413."
+    )
+    shutdown_timeout: int = Field(
+        default=30, ge=1, le=3600, description="Seconds that running requests get to finish after a stop signal."
+    )
+    log_level: str = Field(
+        default="info", pattern="^(critical|error|warning|info|debug)$", description="How much is logged."
+    )
+
+    @field_validator("database_url")
+    @classmethod
+    def _readable(cls, value: SecretStr | None) -> SecretStr | None:
+        """Refuses what libpq would complain of with the password, or a part of it, in its message."""
+        if value is None:
+            return None
+        url = value.get_secret_value()
+        _, _, authority = url.partition("://")
+        userinfo, _, _ = authority.rpartition("@")
+        if re.search(r"[@/\s]|%(?![0-9a-fA-F]{2})", userinfo):
+            raise ValueError("percent-encode the characters @ / % and space of the user name and the password")
+        try:
+            conninfo_to_dict(url)
+        except ProgrammingError:
+            raise ValueError(
+                "not a connection string that libpq understands: postgresql://user:password@host:5432/database"
+            ) from None
+        return value

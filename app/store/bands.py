@@ -1,0 +1,182 @@
+"""All SQL that depends on a layout: its table's columns, what is written there, and how it is looked up."""
+
+from functools import lru_cache
+
+from psycopg import sql
+
+from app.core.fingerprint import to_signed
+from app.core.layout import Band, Layout
+from app.core.model import StoredLayout
+
+# A cast to bit without a length would keep one bit, and bit_count(bigint) doesn't exist.
+_DISTANCE = sql.SQL("bit_count((simhash # %(simhash)s::bigint)::bit(64))")
+
+
+def probes_parameter(band: Band) -> str:
+    return f"probes_{band.index}"
+
+
+def radius_parameter(band: Band) -> str:
+    return f"radius_{band.index}"
+
+
+def _type(band: Band) -> sql.SQL:
+    return sql.SQL("integer") if band.width < 32 else sql.SQL("bigint")
+
+
+def columns(layout: Layout) -> sql.Composed:
+    """The generated columns of a layout. STORED: the default of PostgreSQL 18 is virtual, and can't be indexed."""
+    return sql.SQL(", ").join(
+        sql.SQL("{column} {type} NOT NULL GENERATED ALWAYS AS ((simhash >> {shift}) & {mask}) STORED").format(
+            column=sql.Identifier(band.column),
+            type=_type(band),
+            shift=sql.Literal(band.shift),
+            mask=sql.Literal(band.mask),
+        )
+        for band in layout.bands
+    )
+
+
+@lru_cache(maxsize=64)
+def insert(stored: StoredLayout) -> bytes:
+    """Adds a fingerprint to the layout's table, unless it is there."""
+    return (
+        sql.SQL("""
+        INSERT INTO {table} (collection_id, simhash) VALUES (%(collection_id)s::int, %(simhash)s::bigint)
+        ON CONFLICT DO NOTHING
+        """)
+        .format(table=sql.Identifier(stored.table))
+        .as_bytes()
+    )
+
+
+@lru_cache(maxsize=64)
+def delete_all(stored: StoredLayout) -> bytes:
+    """Deletes the fingerprints of a collection from the layout's table."""
+    return (
+        sql.SQL("DELETE FROM {table} WHERE collection_id = %(collection_id)s::int")
+        .format(table=sql.Identifier(stored.table))
+        .as_bytes()
+    )
+
+
+@lru_cache(maxsize=64)
+def estimate(stored: StoredLayout) -> bytes:
+    """The planner's estimate, from its statistics alone, of how many fingerprints a collection has."""
+    return (
+        sql.SQL("EXPLAIN (FORMAT JSON) SELECT FROM {table} WHERE collection_id = %(collection_id)s::int")
+        .format(table=sql.Identifier(stored.table))
+        .as_bytes()
+    )
+
+
+@lru_cache(maxsize=64)
+def lookup(stored: StoredLayout, *, scan: bool) -> bytes:
+    """The statement of a lookup: one for all thresholds, so that each connection prepares it once.
+
+    It yields no row where the collection is gone, one row of nulls where nothing matches, else the `limit` nearest
+    documents. An answer costs what it returns: fingerprints come nearest first, and of each at most `limit` documents
+    by an index in key order. The limit can't cut fingerprints before that join, since a row that no document uses any
+    more would take the place of one that is used. Fingerprints order as their hex does, so negative ones come last.
+    """
+    return (
+        sql.SQL("""
+        SELECT m.key, m.simhash, m.distance, m.exact, m.metadata
+        FROM (SELECT FROM collection WHERE id = %(collection_id)s::int AND name = %(collection)s::text) c
+        LEFT JOIN LATERAL (
+            SELECT d.key, f.simhash, f.distance, f.negative, d.exact, d.metadata
+            FROM (SELECT simhash, distance, simhash < 0 AS negative
+                  FROM ({candidates}) candidate
+                  ORDER BY distance, negative, simhash) f
+            CROSS JOIN LATERAL (
+                SELECT key, coalesce(content_hash = %(content_hash)s::bytea, false) AS exact, metadata
+                FROM document
+                WHERE collection_id = %(collection_id)s::int AND simhash = f.simhash
+                  AND key IS DISTINCT FROM %(except_key)s::text
+                ORDER BY key
+                LIMIT %(limit)s::int) d
+            ORDER BY f.distance, f.negative, f.simhash, d.key
+            LIMIT %(limit)s::int) m ON true
+        ORDER BY m.distance, m.negative, m.simhash, m.key
+        """)
+        .format(candidates=_matching(stored, scan=scan))
+        .as_bytes()
+    )
+
+
+def _matching(stored: StoredLayout, *, scan: bool) -> sql.Composed:
+    """The fingerprints within the threshold, each once, by a scan or by one arm a band."""
+    table = sql.Identifier(stored.table)
+    if scan:
+        return sql.SQL("""
+        SELECT simhash, {distance} AS distance FROM {table}
+        WHERE collection_id = %(collection_id)s::int AND {distance} <= %(threshold)s::int
+        """).format(distance=_DISTANCE, table=table)
+    return sql.SQL(" UNION ALL ").join(
+        sql.SQL("""
+        SELECT simhash, {distance} AS distance FROM {table}
+        WHERE {probed} AND {distance} <= %(threshold)s::int {not_found_before}
+        """).format(
+            distance=_DISTANCE,
+            table=table,
+            probed=_probed(band),
+            # A fingerprint that several bands find is kept in the first of them: no DISTINCT is needed.
+            not_found_before=sql.SQL("").join(map(_beyond_radius, stored.layout.bands[: band.index])),
+        )
+        for band in stored.layout.bands
+    )
+
+
+def _probed(band: Band) -> sql.Composed:
+    return sql.SQL("collection_id = %(collection_id)s::int AND {column} = ANY({probes}::{type}[])").format(
+        column=sql.Identifier(band.column),
+        probes=sql.Placeholder(probes_parameter(band)),
+        type=_type(band),
+    )
+
+
+def _beyond_radius(band: Band) -> sql.Composed:
+    return sql.SQL(" AND bit_count(((simhash # %(simhash)s::bigint) & {mask})::bit(64)) > {radius}::int").format(
+        mask=sql.Literal(to_signed(band.mask << band.shift)),
+        radius=sql.Placeholder(radius_parameter(band)),
+    )
+
+
+@lru_cache(maxsize=64)
+def count_candidates(stored: StoredLayout, *, scan: bool) -> bytes:
+    """How many rows a lookup's probes, or its scan, read."""
+    table = sql.Identifier(stored.table)
+    if scan:
+        query = sql.SQL("SELECT count(*) FROM {table} WHERE collection_id = %(collection_id)s::int").format(table=table)
+    else:
+        query = sql.SQL("SELECT {sum}").format(
+            sum=sql.SQL(" + ").join(
+                sql.SQL("(SELECT count(*) FROM {table} WHERE {probed})").format(table=table, probed=_probed(band))
+                for band in stored.layout.bands
+            )
+        )
+    return query.as_bytes()
+
+
+# What the catalogue says of a table's band columns and of the valid indexes that cover them.
+COLUMN_EXPRESSIONS = b"""
+SELECT a.attname, format_type(a.atttypid, NULL), a.attgenerated::text, pg_get_expr(d.adbin, d.adrelid)
+FROM pg_attribute a JOIN pg_attrdef d ON (d.adrelid, d.adnum) = (a.attrelid, a.attnum)
+WHERE a.attrelid = to_regclass(%(table)s::text) AND a.attgenerated <> ''
+ORDER BY a.attnum
+"""
+VALID_INDEXES = b"""
+SELECT array_agg(a.attname::text ORDER BY k.position)
+FROM pg_index i
+CROSS JOIN unnest(i.indkey) WITH ORDINALITY k (attnum, position)
+JOIN pg_attribute a ON (a.attrelid, a.attnum) = (i.indrelid, k.attnum)
+WHERE i.indrelid = to_regclass(%(table)s::text) AND i.indisvalid
+GROUP BY i.indexrelid
+"""
+
+
+def create_expected(layout: Layout) -> sql.Composed:
+    """A table `expected_bands` with the columns that a layout should have, gone when the transaction ends."""
+    return sql.SQL("CREATE TEMPORARY TABLE expected_bands (simhash bigint, {columns}) ON COMMIT DROP").format(
+        columns=columns(layout)
+    )

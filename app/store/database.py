@@ -1,0 +1,105 @@
+"""The pool of connections, and what psycopg's errors mean to a caller."""
+
+import select
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+
+from psycopg import AsyncConnection, Error, InterfaceError, OperationalError, errors
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
+
+from app.core.errors import OverloadedError, QueryTimeoutError, UnavailableError
+from app.settings import Settings
+
+APPLICATION_NAME = "tiroir"
+
+
+def _session_options(settings: Settings) -> str:
+    """What every statement relies on, as the session's defaults, so that nothing a transaction sets outlives it.
+
+    The shape of each plan is fixed, so planning it once is right and halves the time of a lookup. A parallel worker
+    takes longer to start than a lookup takes. Sequential and bitmap scans read the heap where the covering indexes
+    have all that is needed; on a table that was small when a plan was made they would stay for as long as it is kept.
+    """
+    options = {
+        "plan_cache_mode": "force_generic_plan",
+        "max_parallel_workers_per_gather": "0",
+        "jit": "off",
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "statement_timeout": f"{settings.statement_timeout * 1000:.0f}",
+        "lock_timeout": f"{settings.lock_timeout * 1000:.0f}",
+        "idle_in_transaction_session_timeout": f"{settings.statement_timeout * 2000:.0f}",
+    }
+    return " ".join(f"-c {name}={value}" for name, value in options.items())
+
+
+def create_pool(conninfo: str, settings: Settings) -> AsyncConnectionPool[AsyncConnection]:
+    """A pool that isn't open yet. Autocommit: a lookup is one statement and needs no transaction around it."""
+    given = conninfo_to_dict(conninfo)
+    pool: AsyncConnectionPool[AsyncConnection] = AsyncConnectionPool(
+        conninfo,
+        kwargs={
+            "autocommit": True,
+            "prepare_threshold": 0,
+            "connect_timeout": settings.connect_timeout,
+            "application_name": given.get("application_name") or APPLICATION_NAME,
+            "options": f"{given.get('options') or ''} {_session_options(settings)}".strip(),
+        },
+        min_size=min(settings.pool_min_size, settings.pool_max_size),
+        max_size=settings.pool_max_size,
+        timeout=settings.pool_timeout,
+        check=_check_idle,
+        open=False,
+        name=APPLICATION_NAME,
+    )
+    return pool
+
+
+async def _check_idle(connection: AsyncConnection) -> None:
+    """Keeps a connection that died in the pool from failing a request, at the price of one system call.
+
+    An idle connection has nothing to read. If there is something, the server has said goodbye (or something harmless,
+    such as a changed parameter): ask.
+    """
+    readable, _, _ = select.select([connection.fileno()], [], [], 0)
+    if readable:
+        await AsyncConnectionPool.check_connection(connection)
+
+
+class StaleCatalogError(Exception):
+    """The layouts or the collection aren't those that the caller remembered: read them again and retry."""
+
+
+class Database:
+    """Hands out connections for one use-case each."""
+
+    def __init__(self, pool: AsyncConnectionPool[AsyncConnection]) -> None:
+        self._pool = pool
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[AsyncConnection]:
+        """A connection in autocommit mode. Failures that a caller can wait out are raised as UnavailableError."""
+        with translated_errors():
+            async with self._pool.connection() as connection:
+                yield connection
+
+
+# SQLSTATE classes and codes: the server is gone, going, full, or read-only.
+_UNAVAILABLE = ("08", "53", "57P", "58", "25006", "40")
+
+
+@contextmanager
+def translated_errors() -> Generator[None]:
+    """Tells what a caller can wait out from what is our own mistake; by SQLSTATE, since messages are translated."""
+    try:
+        yield
+    except (PoolTimeout, TooManyRequests) as error:
+        raise OverloadedError("no database connection came free in time; try again") from error
+    except (errors.QueryCanceled, errors.LockNotAvailable, errors.IdleInTransactionSessionTimeout) as error:
+        raise QueryTimeoutError("the database took too long; try again, or ask for less") from error
+    except Error as error:
+        lost = isinstance(error, OperationalError | InterfaceError) and error.sqlstate is None
+        if lost or (error.sqlstate or "").startswith(_UNAVAILABLE):
+            raise UnavailableError("the database can't be reached or can't take requests now; try again") from error
+        raise

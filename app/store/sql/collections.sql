@@ -1,0 +1,41 @@
+-- find: one collection by name
+SELECT id, name, tokenizer, shingle_size, bits, min_words, store_text, created_at
+FROM collection
+WHERE name = %(name)s::text
+
+-- page: collections after a name, in the order of their names
+SELECT id, name, tokenizer, shingle_size, bits, min_words, store_text, created_at
+FROM collection
+WHERE name > %(after)s::text
+ORDER BY name
+LIMIT %(limit)s::int
+
+-- create: nothing happens, and no identity value is used up, where the name is taken already
+INSERT INTO collection (name, tokenizer, shingle_size, bits, min_words, store_text)
+SELECT %(name)s::text, %(tokenizer)s::text, %(shingle_size)s::smallint, %(bits)s::smallint, %(min_words)s::int,
+       %(store_text)s::boolean
+WHERE NOT EXISTS (SELECT FROM collection WHERE name = %(name)s::text)
+ON CONFLICT (name) DO NOTHING
+RETURNING id, name, tokenizer, shingle_size, bits, min_words, store_text, created_at
+
+-- count: sizes of a collection; each part runs along one index
+SELECT d.documents, f.fingerprints, d.documents - d.fingerprinted AS too_short,
+       coalesce(e.exact_duplicates, 0) AS exact_duplicates
+FROM (SELECT count(*) AS documents, count(simhash) AS fingerprinted
+      FROM document WHERE collection_id = %(id)s::int) d,
+     (SELECT count(*) AS fingerprints
+      FROM (SELECT DISTINCT simhash FROM document
+            WHERE collection_id = %(id)s::int AND simhash IS NOT NULL) s) f,
+     (SELECT sum(documents)::bigint AS exact_duplicates
+      FROM (SELECT count(*) AS documents FROM document
+            WHERE collection_id = %(id)s::int AND content_hash IS NOT NULL
+            GROUP BY content_hash HAVING count(*) > 1) h) e
+
+-- delete: the row itself; its documents and fingerprints go in the same transaction
+DELETE FROM collection WHERE id = %(id)s::int
+
+-- delete_documents: all documents of a collection
+DELETE FROM document WHERE collection_id = %(id)s::int
+
+-- lock: waits until every write that is under way in the collection has ended, and keeps new ones out
+SELECT pg_advisory_xact_lock(%(class)s::int, %(id)s::int)
