@@ -133,7 +133,7 @@ class Contents(BaseModel):
     """A text, or the caller's own fingerprint: exactly one of them."""
 
     text: FreeText | None = None
-    html: Any = Field(default=None, description="Not supported yet: send its text.", deprecated=True)
+    html: Any = Field(default=None, description="Not supported yet: send its text.")
     fingerprint: HexFingerprint | None = None
     simhash: DecimalSimhash | None = None
 
@@ -259,7 +259,7 @@ class FingerprintRequest(Request):
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "le chat mange", "scheme": {"min_words": 1}}]})
 
     text: FreeText | None = None
-    html: Any = Field(default=None, description="Not supported yet: send its text.", deprecated=True)
+    html: Any = Field(default=None, description="Not supported yet: send its text.")
     scheme: SchemeChoice = SchemeParts()
 
     @model_validator(mode="after")
