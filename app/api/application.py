@@ -1,5 +1,7 @@
 """The application: routes, middleware and problems put together."""
 
+from typing import Any
+
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
@@ -20,8 +22,15 @@ a changed word often moves more than three bits, and answers say so (`status`: `
 """
 
 
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        document["components"]["schemas"] |= problems.schemas()
+        return document
+
+
 def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
-    app = FastAPI(
+    app = _Application(
         title="Tiroir",
         version=health.VERSION,
         description=_DESCRIPTION,

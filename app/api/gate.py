@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.problems import problem_response
+from app.api.problems import InvalidMember, pointer, problem_response
 
 _log = logging.getLogger("app.access")
 
@@ -50,10 +50,14 @@ class Gate:
             )
         query: bytes = scope["query_string"]
         if not (_is_utf8(scope["raw_path"]) and _is_utf8(query)):
-            return problem_response("invalid_input", "the URL is not percent-encoded UTF-8")
+            return _invalid("the URL is not percent-encoded UTF-8")
         if repeated := _repeated(query):
-            return problem_response("invalid_input", f"the parameter {repeated} stands more than once")
+            return _invalid(f"the parameter {repeated} stands more than once", repeated)
         return None
+
+
+def _invalid(detail: str, *location: str) -> JSONResponse:
+    return problem_response("invalid_input", detail, invalid=[InvalidMember(pointer=pointer(*location), detail=detail)])
 
 
 def _is_utf8(encoded: bytes) -> bool:
@@ -71,6 +75,6 @@ def _repeated(query: bytes) -> str | None:
     """A parameter that stands twice: taking either would ignore the other without a word."""
     if b"&" not in query:
         return None
-    names = Counter(unquote_to_bytes(part.partition(b"=")[0].replace(b"+", b" ")) for part in query.split(b"&"))
-    [(name, times)] = names.most_common(1)
-    return name.decode() if times > 1 else None
+    parts = filter(None, query.split(b"&"))
+    names = Counter(unquote_to_bytes(part.partition(b"=")[0].replace(b"+", b" ")) for part in parts)
+    return next((name.decode() for name, times in names.items() if times > 1), None)

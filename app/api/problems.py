@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 from asgi_correlation_id import correlation_id
 from fastapi import FastAPI, HTTPException, Request
@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import Match
 
 from app.core import errors
 
@@ -45,6 +46,11 @@ _CODES_OF_FRAMEWORK = {
 RETRY_AFTER = 1  # seconds
 
 MEDIA_TYPE = "application/problem+json"
+SCHEMA_REFERENCE = "#/components/schemas/Problem"  # in the OpenAPI document
+
+
+def codes_of(status: int) -> list[str]:
+    return [code for code, (its_status, _) in PROBLEMS.items() if its_status == status]
 
 
 class InvalidMember(BaseModel):
@@ -64,6 +70,12 @@ class Problem(BaseModel):
     code: str = Field(description="Stable, for programs.", examples=list(PROBLEMS))
     request_id: str | None = Field(description="Also in the header X-Request-ID and in the log.")
     errors: list[InvalidMember] = Field(default=[], description="Only for invalid input.")
+
+
+def schemas() -> dict[str, Any]:
+    """A problem, and what it is made of, for the components of the OpenAPI document."""
+    problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    return problem.pop("$defs") | {"Problem": problem}
 
 
 def problem_response(
@@ -119,24 +131,42 @@ def _validation_error(_: Request, error: Exception) -> JSONResponse:
         return problem_response("invalid_json", f"not JSON, at character {first['loc'][-1]}: {first['ctx']['error']}")
     if first["type"] == "missing" and tuple(first["loc"]) == ("body",):
         return problem_response("invalid_json", "the body is empty")
-    invalid = [InvalidMember(pointer=_pointer(each["loc"]), detail=_printable(str(each["msg"]))) for each in found]
+    # The first part of a location says where the member was: body, query or path.
+    invalid = [InvalidMember(pointer=pointer(*each["loc"][1:]), detail=_printable(str(each["msg"]))) for each in found]
     code = first["type"] if first["type"] in PROBLEMS else "invalid_input"
-    return problem_response(code, f"{invalid[0].pointer or 'the body'}: {invalid[0].detail}", invalid=invalid)
+    place = invalid[0].pointer or f"the {first['loc'][0]}"
+    return problem_response(code, f"{place}: {invalid[0].detail}", invalid=invalid)
 
 
-def _pointer(location: tuple[str | int, ...]) -> str:
-    """The first part says where the member was: body, query or path."""
-    parts = (_printable(str(part)).replace("~", "~0").replace("/", "~1") for part in location[1:])
+def pointer(*location: str | int) -> str:
+    """JSON pointer (RFC 6901)."""
+    parts = (_printable(str(part)).replace("~", "~0").replace("/", "~1") for part in location)
     return "".join(f"/{part}" for part in parts)
 
 
-def _http_exception(_: Request, error: Exception) -> JSONResponse:
+def _http_exception(request: Request, error: Exception) -> JSONResponse:
     known = cast("HTTPException", error)
     code = _CODES_OF_FRAMEWORK.get(known.status_code, "internal_error")
     detail = PROBLEMS[code][1] if code == "body_too_large" else str(known.detail)
-    return problem_response(code, detail, headers=known.headers)
+    headers = {"Allow": ", ".join(_allowed(request))} if code == "method_not_allowed" else known.headers
+    return problem_response(code, detail, headers=headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods that the resource takes. The framework names those of the first route that has the path."""
+    app: FastAPI = request.app
+    return [
+        method
+        for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in app.routes)
+    ]
 
 
 def _defect(_: Request, error: Exception) -> JSONResponse:
+    """Answered outside of all middleware, so the header that carries the request's id is set here."""
     _log.error("a defect: %s", type(error).__name__)
-    return problem_response("internal_error", "something that should not happen; the log has more under the request_id")
+    return problem_response(
+        "internal_error",
+        "something that should not happen; the log has more under the request_id",
+        headers={"X-Request-ID": correlation_id.get() or ""},
+    )

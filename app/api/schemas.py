@@ -94,10 +94,20 @@ def _whole_number(value: object) -> object:
     return value
 
 
+def _no_html(html: object) -> None:
+    if html is not None:
+        raise PydanticCustomError("not_supported", "html is not supported yet: send its text")
+
+
 FreeText = Annotated[str, AfterValidator(_storable_text)]
+Html = Annotated[Any, AfterValidator(_no_html), Field(description="Not supported yet: send its text.")]
 DocumentKey = Annotated[
     str,
-    Field(min_length=1, description="A URL or any id of yours, at most 2,048 bytes in UTF-8."),
+    Field(
+        min_length=1,
+        description="A URL or any id of yours, at most 2,048 bytes in UTF-8.",
+        examples=["https://shop.example/lyon"],
+    ),
     AfterValidator(_storable_text),
     AfterValidator(_short_enough),
 ]
@@ -126,21 +136,25 @@ class Request(BaseModel):
 
 
 class QueryParameters(BaseModel):
+    """No parameters at all: one that is ignored, a misspelt threshold say, changes the answer without a word."""
+
     model_config = ConfigDict(extra="forbid")
+
+
+class KeyParameters(QueryParameters):
+    key: DocumentKey
 
 
 class Contents(BaseModel):
     """A text, or the caller's own fingerprint: exactly one of them."""
 
     text: FreeText | None = None
-    html: Any = Field(default=None, description="Not supported yet: send its text.")
+    html: Html = None
     fingerprint: HexFingerprint | None = None
     simhash: DecimalSimhash | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        if self.html is not None:
-            raise PydanticCustomError("not_supported", "html is not supported yet: send its text")
         given = [name for name in self._alternatives() if getattr(self, name) is not None]
         if len(given) != 1:
             raise PydanticCustomError(
@@ -188,6 +202,10 @@ class WriteParameters(QueryParameters):
     threshold: QueryThreshold | None = None
     limit: QueryLimit = DEFAULT_LIMIT
     near_duplicates: bool = Field(default=True, description="Whether to look up what the document resembles.")
+
+
+class KeyedWriteParameters(KeyParameters, WriteParameters):
+    pass
 
 
 class _Lookup(Contents):
@@ -259,13 +277,11 @@ class FingerprintRequest(Request):
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "le chat mange", "scheme": {"min_words": 1}}]})
 
     text: FreeText | None = None
-    html: Any = Field(default=None, description="Not supported yet: send its text.")
+    html: Html = None
     scheme: SchemeChoice = SchemeParts()
 
     @model_validator(mode="after")
     def _text(self) -> Self:
-        if self.html is not None:
-            raise PydanticCustomError("not_supported", "html is not supported yet: send its text")
         if self.text is None:
             raise PydanticCustomError("invalid_input", "text is needed")
         return self

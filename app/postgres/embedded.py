@@ -68,7 +68,7 @@ _START_SECONDS = 300
 _STOP_SECONDS = 120
 _POLL_SECONDS = 0.02
 
-_LONGEST_LOG = 8 << 20  # bytes; a longer one is moved aside at the next start
+_LONGEST_LOG = 8 << 20  # bytes; a longer one is moved aside at the next launch
 _TAIL_BYTES = 4000
 _TAIL_LINES = 10
 
@@ -78,6 +78,8 @@ _UNPRIVILEGED_ACCOUNTS = ("postgres", "nobody")
 # A shell starts the server and ends at once, so that it's no child of ours: nobody has to reap it, and
 # whoever started it may leave while others use it.
 _IN_BACKGROUND = ("/bin/sh", "-c", '"$@" &', "sh")
+
+# The answer of the kernel, which knows every rule, to the account that asks.
 _MAY_EXECUTE = ("/bin/sh", "-c", 'test -x "$1"', "sh")
 
 
@@ -179,27 +181,29 @@ class EmbeddedPostgres:
         with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
             query = "SELECT 1 FROM pg_database WHERE datname = %s::name"
             if not connection.execute(query, [self._dbname]).fetchone():
-                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self._dbname)))
+                # The backend of a process that was killed just here may create it at the same time.
+                with suppress(psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
+                    connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self._dbname)))
 
     def _stop_server(self) -> None:
         # Only a server that reacts has surely written its own number into postmaster.pid.
-        self._wait_until(lambda: self._reacts() or not self._folder.server_lives(), _STOP_SECONDS)
+        self._wait_until(lambda: not self._folder.server_lives() or self._reacts(), _STOP_SECONDS)
         if self._folder.server_lives() and (postmaster := self._folder.postmaster_pid()):
             with suppress(ProcessLookupError):  # it ended just now
                 os.kill(postmaster, signal.SIGINT)  # "fast" shutdown: clients are cut off, data is safe
         self._wait_until(lambda: not self._folder.server_lives(), _STOP_SECONDS)
 
     def _answers(self) -> bool:
-        return self._ping() == Ping.OK
+        return self._ping() is Ping.OK
 
     def _reacts(self) -> bool:
-        return self._ping() != Ping.NO_RESPONSE  # it may refuse us, while it starts or stops
+        return self._ping() is not Ping.NO_RESPONSE  # it may refuse us, while it starts or stops
 
     def _ping(self) -> Ping:
-        answer = PGconn.ping(make_conninfo(self.dsn("postgres"), connect_timeout=3).encode())
-        if answer == Ping.NO_ATTEMPT:
+        answer = Ping(PGconn.ping(make_conninfo(self.dsn("postgres"), connect_timeout=3).encode()))
+        if answer is Ping.NO_ATTEMPT:
             raise EmbeddedPostgresError("libpq can't use the environment: unset PGSERVICE and other PG* variables")
-        return Ping(answer)
+        return answer
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -278,6 +282,10 @@ class _Folder:
             return None
         return int(number) if number else None
 
+    def forget_socket(self) -> None:
+        """No server lives, so its socket's lock is stale, and its number may be another process's now."""
+        (self.data / f"{_SOCKET}.lock").unlink(missing_ok=True)
+
     def open_log(self) -> IO[bytes]:
         return self.open_private("postgres.log")
 
@@ -307,6 +315,7 @@ class _Launch:
         if not self.folder.data.exists():
             self._create_data(binaries, sync=settings.get("fsync") != "off")
         _refuse_other_version(self.folder.data, binaries)
+        self.folder.forget_socket()
         self.folder.rotate_log()
         self._run_server(binaries, settings)
 
@@ -394,8 +403,8 @@ class _Launch:
     def _environment(self) -> dict[str, str]:
         ours = {"LC_ALL": "C", "TZ": "UTC"}  # messages, sorting and times that don't depend on who started it
         if stale_pid := self.folder.postmaster_pid():
-            # No server lives, so one that was killed left this number, and it may be another process's now.
-            # PostgreSQL would take that for a server and refuse to start, unless told that it's an ancestor.
+            # A killed server left it. PostgreSQL refuses to start while any process has that number, unless it's
+            # an ancestor's. The file stays: by what else it says, a server that was started by hand is noticed.
             ours["PG_GRANDPARENT_PID"] = str(stale_pid)
         return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | ours
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app.api import cursor
-from app.api.routing import JsonRoute, ServicesOfProcess, problems
+from app.api.routing import NO_PARAMETERS, JsonRoute, ServicesOfProcess, problems
 from app.api.schemas import (
     CollectionAnswer,
     CollectionCountsAnswer,
@@ -19,7 +19,7 @@ from app.api.schemas import (
 router = APIRouter(prefix="/collections", tags=["collections"], route_class=JsonRoute)
 
 
-@router.post("", status_code=201, responses=problems(400, 409, 413, 415))
+@router.post("", status_code=201, responses=problems(400, 409, 413, 415), dependencies=[NO_PARAMETERS])
 async def create_collection(services: ServicesOfProcess, body: NewCollection, response: Response) -> CollectionAnswer:
     """Create a collection; 200 where it exists with the same settings."""
     created = await services.collections.create(body.name, body.scheme.scheme(), store_text=body.store_text)
@@ -42,7 +42,7 @@ async def list_collections(
     )
 
 
-@router.get("/{collection}", responses=problems(404))
+@router.get("/{collection}", responses=problems(404), dependencies=[NO_PARAMETERS])
 async def describe_collection(services: ServicesOfProcess, collection: CollectionName) -> CollectionDetail:
     """Its settings and what it holds."""
     described, counts = await services.collections.describe(collection)
@@ -57,7 +57,7 @@ async def describe_collection(services: ServicesOfProcess, collection: Collectio
     )
 
 
-@router.delete("/{collection}", status_code=204, responses=problems(404))
+@router.delete("/{collection}", status_code=204, responses=problems(404), dependencies=[NO_PARAMETERS])
 async def delete_collection(services: ServicesOfProcess, collection: CollectionName) -> None:
     """Delete a collection with all that it holds."""
     await services.collections.delete(collection)

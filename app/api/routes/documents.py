@@ -6,10 +6,11 @@ A key stands in the path, or, for keys that a proxy would mangle there (URLs wit
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from app.api import cursor
 from app.api.problems import Problem
-from app.api.routing import JsonRoute, ServicesOfProcess, problems
+from app.api.routing import NO_PARAMETERS, JsonRoute, ServicesOfProcess, problems
 from app.api.schemas import (
     CollectionName,
     DocumentAnswer,
@@ -17,6 +18,8 @@ from app.api.schemas import (
     DocumentKey,
     DocumentPage,
     IndexAnswer,
+    KeyedWriteParameters,
+    KeyParameters,
     MatchAnswer,
     PageParameters,
     PostDocument,
@@ -28,6 +31,15 @@ from app.core.model import Outcome
 from app.runtime import Services
 from app.service.documents import NewDocument
 from app.service.near_duplicates import Options
+
+
+class _KeyConvertor(PathConvertor):
+    """All that is left of a path. The framework's own drops a line feed at the end, and knows no path with another."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("key", _KeyConvertor())
 
 router = APIRouter(prefix="/collections/{collection}", tags=["documents"], route_class=JsonRoute)
 
@@ -92,8 +104,7 @@ async def list_documents(
     )
 
 
-@router.put("/document", responses=_CREATED | problems(400, 413, 415), name="put_document_by_query")
-@router.put("/documents/{key:path}", responses=_CREATED | problems(400, 413, 415))
+@router.put("/documents/{key:key}", responses=_CREATED | problems(400, 413, 415))
 async def put_document(
     services: ServicesOfProcess,
     collection: CollectionName,
@@ -106,15 +117,41 @@ async def put_document(
     return await _index(services, collection, key, body, parameters, response)
 
 
-@router.get("/document", responses=problems(404), name="get_document_by_query")
-@router.get("/documents/{key:path}", responses=problems(404))
+@router.put("/document", responses=_CREATED | problems(400, 413, 415))
+async def put_document_by_query(
+    services: ServicesOfProcess,
+    collection: CollectionName,
+    body: PutDocument,
+    parameters: Annotated[KeyedWriteParameters, Query()],
+    response: Response,
+) -> IndexAnswer:
+    """The same, for a key that a path would mangle."""
+    return await _index(services, collection, parameters.key, body, parameters, response)
+
+
+@router.get("/documents/{key:key}", responses=problems(404), dependencies=[NO_PARAMETERS])
 async def get_document(services: ServicesOfProcess, collection: CollectionName, key: DocumentKey) -> DocumentAnswer:
     """Read a document."""
     return DocumentAnswer.of(collection, await services.documents.get(collection, key))
 
 
-@router.delete("/document", status_code=204, responses=problems(404), name="delete_document_by_query")
-@router.delete("/documents/{key:path}", status_code=204, responses=problems(404))
+@router.get("/document", responses=problems(404))
+async def get_document_by_query(
+    services: ServicesOfProcess, collection: CollectionName, parameters: Annotated[KeyParameters, Query()]
+) -> DocumentAnswer:
+    """The same, for a key that a path would mangle."""
+    return await get_document(services, collection, parameters.key)
+
+
+@router.delete("/documents/{key:key}", status_code=204, responses=problems(404), dependencies=[NO_PARAMETERS])
 async def delete_document(services: ServicesOfProcess, collection: CollectionName, key: DocumentKey) -> None:
     """Delete a document: it is found no more."""
     await services.documents.delete(collection, key)
+
+
+@router.delete("/document", status_code=204, responses=problems(404))
+async def delete_document_by_query(
+    services: ServicesOfProcess, collection: CollectionName, parameters: Annotated[KeyParameters, Query()]
+) -> None:
+    """The same, for a key that a path would mangle."""
+    await services.documents.delete(collection, parameters.key)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from app.api.routing import JsonRoute, problems
+from app.api.routing import NO_PARAMETERS, JsonRoute, problems
 from app.api.schemas import DistanceAnswer, DistanceParameters, FingerprintAnswer, FingerprintRequest
 from app.core.fingerprint import distance
 from app.service.fingerprinting import digest_text
@@ -12,7 +12,7 @@ from app.service.fingerprinting import digest_text
 router = APIRouter(tags=["fingerprints"], route_class=JsonRoute)
 
 
-@router.post("/fingerprints", responses=problems(400, 413, 415))
+@router.post("/fingerprints", responses=problems(400, 413, 415), dependencies=[NO_PARAMETERS])
 async def fingerprint(body: FingerprintRequest) -> FingerprintAnswer:
     """The fingerprint of a text, by the scheme `article` or by parts of it. Nothing is stored."""
     assert body.text is not None  # noqa: S101  the validator has seen it

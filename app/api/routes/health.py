@@ -35,4 +35,5 @@ async def readyz(services: ServicesOfProcess) -> Alive:
 
 @router.get("/version")
 async def get_version() -> Version:
+    """Which release this is."""
     return Version(version=VERSION)

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from app.api.problems import Problem
-from app.api.routing import JsonRoute, ServicesOfProcess, problems
+from app.api.routing import NO_PARAMETERS, JsonRoute, ServicesOfProcess, problems
 from app.api.schemas import CollectionName, LookupAnswer, LookupParameters, LookupRequest
 from app.core.errors import NotSupportedError
 from app.runtime import Services
@@ -28,7 +28,12 @@ async def find_near_duplicates(
     return await _find(services, collection, asked)
 
 
-@router.post("", responses=problems(400, 404, 413, 415), response_model_exclude_unset=True)
+@router.post(
+    "",
+    responses=problems(400, 404, 413, 415),
+    response_model_exclude_unset=True,
+    dependencies=[NO_PARAMETERS],
+)
 async def post_near_duplicates(
     services: ServicesOfProcess, collection: CollectionName, asked: LookupRequest
 ) -> LookupAnswer:

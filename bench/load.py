@@ -1,0 +1,76 @@
+"""A client that costs next to nothing, so that the server is what is measured: raw HTTP over kept connections."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from statistics import quantiles
+from typing import cast
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    per_second: float
+    p50: float  # seconds
+    p99: float
+
+
+class _Client(asyncio.Protocol):
+    """Sends a request, waits for its answer, sends the next, until time is up."""
+
+    def __init__(self, requests: Iterator[bytes], until: float, latencies: list[float], done: asyncio.Future[None]) -> None:
+        self._requests = requests
+        self._until = until
+        self._latencies = latencies
+        self._done = done
+        self._received = b""
+        self._sent = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class isn't a subclass
+        self._send()
+
+    def _send(self) -> None:
+        self._sent = time.perf_counter()
+        self._transport.write(next(self._requests))
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, _, body = self._received.partition(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        if not length or len(body) < int(length):
+            return
+        if not head.startswith(b"HTTP/1.1 200"):
+            self._done.set_exception(RuntimeError(self._received.decode()))
+            return
+        now = time.perf_counter()
+        self._latencies.append(now - self._sent)
+        self._received = b""
+        if now < self._until:
+            self._send()
+        else:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._done.done():
+            self._done.set_result(None)
+
+
+async def load(port: int, paths: list[str], *, connections: int, seconds: float) -> Load:
+    """Throughput and latency of GET requests for `paths`, over and over."""
+    requests = cycle([f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode() for path in paths])
+    loop = asyncio.get_running_loop()
+    latencies: list[float] = []
+    start = time.perf_counter()
+    ends: list[asyncio.Future[None]] = []
+    for _ in range(connections):
+        done: asyncio.Future[None] = loop.create_future()
+        ends.append(done)
+        await loop.create_connection(
+            lambda done=done: _Client(requests, start + seconds, latencies, done), "127.0.0.1", port
+        )
+    await asyncio.gather(*ends)
+    elapsed = time.perf_counter() - start
+    cuts = quantiles(latencies, n=100)
+    return Load(len(latencies) / elapsed, cuts[49], cuts[98])

@@ -1,0 +1,120 @@
+"""How the tests fill a database, and open the service on it so that they see its pool."""
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg_pool import AsyncConnectionPool
+
+from app.core.layout import Layout
+from app.core.model import StoredLayout
+from app.runtime import Services
+from app.service.catalog import Catalog
+from app.service.collections import Collections
+from app.service.documents import Documents
+from app.service.health import Health
+from app.service.near_duplicates import NearDuplicates
+from app.settings import Settings
+from app.store import bands
+from app.store.database import Database, create_pool
+from tests.store.brute_force import Stored
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What app.runtime.services puts together, with its parts in view."""
+
+    pool: AsyncConnectionPool[AsyncConnection]
+    database: Database
+    catalog: Catalog
+    services: Services
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncGenerator[Opened]:
+    assert settings.database_url
+    async with create_pool(settings.database_url.get_secret_value(), settings) as pool:
+        database = Database(pool)
+        catalog = Catalog(database)
+        yield Opened(
+            pool,
+            database,
+            catalog,
+            Services(
+                collections=Collections(database, catalog),
+                documents=Documents(database, catalog),
+                near_duplicates=NearDuplicates(database, catalog),
+                health=Health(database),
+            ),
+        )
+
+
+def settings_of(conninfo: str, **others: float) -> Settings:
+    return Settings(database_url=conninfo, **others)  # pyright: ignore[reportArgumentType]  pydantic converts them
+
+
+def create_collection(connection: psycopg.Connection, name: str, *, bits: int = 63) -> int:
+    row = connection.execute(
+        """
+        INSERT INTO collection (name, tokenizer, shingle_size, bits, min_words, store_text)
+        VALUES (%s::text, 'article', 3, %s::smallint, 20, false)
+        RETURNING id
+        """,
+        [name, bits],
+    ).fetchone()
+    assert row
+    return int(row[0])
+
+
+def load(
+    connection: psycopg.Connection, collection_id: int, documents: Iterable[Stored], orphans: Iterable[int] = ()
+) -> None:
+    """The rows that the service would write for documents with fingerprints of the caller's, many times as fast.
+
+    `orphans` are fingerprints that no document uses any more.
+    """
+    documents = list(documents)
+    with connection.cursor().copy("COPY document (collection_id, key, simhash, metadata) FROM STDIN") as copy:
+        for document in documents:
+            copy.write_row((collection_id, document.key, document.simhash, "{}"))
+    with connection.cursor().copy("COPY fingerprint (collection_id, simhash) FROM STDIN") as copy:
+        for simhash in {document.simhash for document in documents} | set(orphans):
+            copy.write_row((collection_id, simhash))
+
+
+def one_value(conninfo: str, query: bytes, parameters: tuple[object, ...] = ()) -> object:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        row = connection.execute(query, parameters).fetchone()
+        assert row
+        return row[0]
+
+
+def add_layout(connection: psycopg.Connection, layout: Layout, table: str, state: str) -> StoredLayout:
+    """Another layout with its table, filled from `fingerprint`, as a rebuild of the bands leaves it."""
+    row = connection.execute(
+        "INSERT INTO band_layout (widths, threshold, table_name, state)"
+        " VALUES (%s::smallint[], 3, %s::text, %s::text) RETURNING id",
+        [list(layout.widths), table, state],
+    ).fetchone()
+    assert row
+    named = psycopg.sql.Identifier(table)
+    connection.execute(
+        psycopg.sql.SQL(
+            "CREATE TABLE {} (collection_id integer NOT NULL, simhash bigint NOT NULL, {},"
+            " PRIMARY KEY (collection_id, simhash))"
+        ).format(named, bands.columns(layout))
+    )
+    connection.execute(
+        psycopg.sql.SQL(
+            "INSERT INTO {} (collection_id, simhash) SELECT collection_id, simhash FROM fingerprint"
+        ).format(named)
+    )
+    for band in layout.bands:
+        connection.execute(
+            psycopg.sql.SQL("CREATE INDEX ON {} (collection_id, {}, simhash)").format(
+                named, psycopg.sql.Identifier(band.column)
+            )
+        )
+    return StoredLayout(int(row[0]), layout, 3, table, state)
