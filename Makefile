@@ -16,11 +16,13 @@ run: .venv/run ## Start the service on an embedded PostgreSQL, at http://127.0.0
 test: .venv/dev ## Run the tests; ARGS="-k name" chooses among them
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-check: .venv/dev ## Format, lint, types, imports
+check: .venv/dev ## Format, lint, types, imports, container files
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m basedpyright
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
 format: .venv/dev ## Format the code, and mend what can be mended without thinking
 	$(BIN)/python -m ruff check --fix

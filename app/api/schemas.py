@@ -115,7 +115,7 @@ Metadata = Annotated[dict[str, Any], AfterValidator(_storable_metadata)]
 HexFingerprint = Annotated[
     int,
     PlainValidator(_fingerprint(parse_hex)),
-    WithJsonSchema({"type": "string", "pattern": "^[0-9a-fA-F]{16}$", "examples": ["510395a3b3c22a43"]}),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9a-fA-F]{16}$", "examples": ["5103e0855a3e3f03"]}),
 ]
 DecimalSimhash = Annotated[
     int,

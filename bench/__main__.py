@@ -1,0 +1,75 @@
+"""make bench: each figure beside its yardstick, from one run. Machines differ and are noisy: trust the ratios."""
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+
+from app.postgres.binaries import best_binaries
+from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.migrate import migrate
+from app.settings import Settings
+from bench import data, kernel, lookups, serving
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--size", type=int, default=100_000, help="documents")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each load over HTTP")
+    asked = parser.parse_args()
+
+    _fingerprinting()
+    folder = Path(tempfile.mkdtemp(prefix="tiroir-"))
+    try:
+        with EmbeddedPostgres(folder, best_binaries()) as server:
+            conninfo = server.dsn()
+            migrate(conninfo, connect_timeout=10)
+            start = time.perf_counter()
+            filled = data.fill(conninfo, asked.size)
+            print(f"\n{asked.size:,} documents loaded in {time.perf_counter() - start:.0f} s, uniform fingerprints")
+            _lookups(uvloop.run(lookups.measure(Settings(), conninfo, filled)))
+            _serving(serving.measure(conninfo, filled, asked.seconds))
+    finally:
+        shutil.rmtree(folder)
+
+
+def _fingerprinting() -> None:
+    print(f"Fingerprinting {kernel.WORDS} words")
+    times = kernel.measure()
+    for name, microseconds in times.items():
+        print(f"  {name:34}{microseconds:10,.0f} µs{_ratio(times['plain loop'], microseconds, 'the plain loop')}")
+
+
+def _lookups(measured: lookups.Lookups) -> None:
+    print("A lookup, documents joined, one session, median")
+    print(f"  {'full scan':34}{measured.full_scan * 1e6:10,.0f} µs")
+    print(
+        f"  {'the article’s query, threshold 3':34}{measured.article * 1e6:10,.0f} µs"
+        f"{_ratio(measured.full_scan, measured.article, 'the full scan')}"
+    )
+    for threshold, seconds in measured.statement.items():
+        article = _ratio(measured.article, seconds, "the article’s query") if threshold == 3 else ""
+        print(
+            f"  {f'threshold {threshold}':34}{seconds * 1e6:10,.0f} µs"
+            f"{_ratio(measured.full_scan, seconds, 'the full scan')}{article}"
+        )
+
+
+def _serving(measured: serving.Serving) -> None:
+    print("Over HTTP, one serving process, 8 connections")
+    for name, load in (("an endpoint that does nothing", measured.idle), ("lookups at threshold 3", measured.lookups)):
+        print(f"  {name:34}{load.per_second:10,.0f} /s   p50 {load.p50 * 1e3:.1f} ms   p99 {load.p99 * 1e3:.1f} ms")
+    share = measured.lookups.per_second / measured.idle.per_second
+    print(f"  {'lookups / nothing':34}{share:10.2f}")
+    if measured.resident_megabytes is not None:
+        print(f"  {'resident memory, before requests':34}{measured.resident_megabytes:10,.0f} MB")
+
+
+def _ratio(yardstick: float, measured: float, name: str) -> str:
+    return "" if yardstick == measured else f"   {yardstick / measured:,.1f} × faster than {name}"
+
+
+main()

@@ -1,0 +1,99 @@
+"""Lookups by the service's statement beside the full scan and beside the article's query."""
+
+import time
+from dataclasses import dataclass, replace
+from statistics import median
+
+from psycopg import AsyncConnection
+
+from app.core.scheme import given
+from app.service.catalog import Catalog
+from app.service.near_duplicates import Options, plan_lookup
+from app.settings import Settings
+from app.store.database import Database, create_pool
+from app.store.lookups import queue_lookup
+from bench.data import COLLECTION, Filled
+
+THRESHOLDS = (3, 5, 7, 10, 12, 15)
+LIMIT = 20
+_SCANS = 15  # a scan takes long and varies little
+
+# What both yardsticks run under: plans made once, as ours are, and no parallel workers, which take as long to start
+# as our lookups take. The planner may read the table as it likes.
+_YARDSTICK = (
+    b"SET plan_cache_mode = force_generic_plan",
+    b"SET max_parallel_workers_per_gather = 0",
+    b"SET jit = off",
+    b"SET enable_seqscan = on",
+    b"SET enable_bitmapscan = on",
+)
+_SCAN = b"""
+SELECT d.key, f.simhash, bit_count((f.simhash # %(simhash)s::bigint)::bit(64)) AS distance, d.metadata
+FROM fingerprint f JOIN document d ON d.collection_id = f.collection_id AND d.simhash = f.simhash
+WHERE f.collection_id = %(collection_id)s::int
+  AND bit_count((f.simhash # %(simhash)s::bigint)::bit(64)) <= %(threshold)s::int
+ORDER BY distance, f.simhash, d.key
+LIMIT %(limit)s::int
+"""
+_ARTICLE = b"""
+SELECT key, simhash, bit_count((simhash # %(simhash)s::bigint)::bit(64)) AS distance
+FROM article_page
+WHERE (b0 = ((%(simhash)s::bigint >> 48) & 32767) OR b1 = ((%(simhash)s::bigint >> 32) & 65535)
+    OR b2 = ((%(simhash)s::bigint >> 16) & 65535) OR b3 = (%(simhash)s::bigint & 65535))
+  AND bit_count((simhash # %(simhash)s::bigint)::bit(64)) <= 3
+ORDER BY distance, simhash, key
+LIMIT %(limit)s::int
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """Median seconds a lookup."""
+
+    statement: dict[int, float]  # by threshold
+    full_scan: float
+    article: float
+
+
+async def measure(settings: Settings, conninfo: str, filled: Filled) -> Lookups:
+    async with create_pool(conninfo, settings) as pool:
+        database = Database(pool)
+        catalog = Catalog(database)
+        place = await catalog.place(COLLECTION)
+        async with database.connection() as connection:
+            statement: dict[int, float] = {}
+            for threshold in THRESHOLDS:
+                plans = [
+                    await plan_lookup(
+                        catalog, connection, place, given(query), Options(threshold, LIMIT), except_key=None
+                    )
+                    for query in filled.queries
+                ]
+                times: list[float] = []
+                for plan in plans:
+                    start = time.perf_counter()
+                    matches = await (await queue_lookup(connection, replace(plan, scan=False))).result()
+                    times.append(time.perf_counter() - start)
+                    if not matches.items:
+                        raise AssertionError("a planted document was not found")
+                statement[threshold] = median(times)
+        async with await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0) as plain:
+            for setting in _YARDSTICK:
+                await plain.execute(setting)
+            parameters = {"collection_id": place.collection.id, "threshold": 3, "limit": LIMIT}
+            full_scan = await _median(plain, _SCAN, parameters, filled.queries[:_SCANS])
+            article = await _median(plain, _ARTICLE, parameters, filled.queries)
+    return Lookups(statement, full_scan, article)
+
+
+async def _median(
+    connection: AsyncConnection, statement: bytes, parameters: dict[str, int], queries: list[int]
+) -> float:
+    times: list[float] = []
+    for query in queries:
+        start = time.perf_counter()
+        rows = await (await connection.execute(statement, {**parameters, "simhash": query})).fetchall()
+        times.append(time.perf_counter() - start)
+        if not rows:
+            raise AssertionError("a planted document was not found")
+    return median(times)

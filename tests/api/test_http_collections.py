@@ -1,0 +1,130 @@
+"""Collections over HTTP: create, list, describe, delete."""
+
+from typing import Any
+
+import pytest
+from httpx2 import AsyncClient
+
+from tests.api.support import assert_problem, find, hex_of, keys_of, ok, put, rows, send, text_of
+
+COLLECTIONS = "/v1/collections"
+ARTICLE = {"tokenizer": "article", "shingle_size": 3, "bits": 63, "min_words": 20}
+
+
+async def test_a_collection_is_made_once_and_answered_in_full(client: AsyncClient) -> None:
+    created = await send(client, "POST", COLLECTIONS, {"name": "shop", "scheme": "article"})
+    assert created.status_code == 201
+    collection = created.json()
+    assert set(collection) == {"name", "scheme", "store_text", "created_at"}
+    assert (collection["name"], collection["scheme"], collection["store_text"]) == ("shop", ARTICLE, True)
+    for same in ({}, {"scheme": "article"}, {"scheme": {}}, {"scheme": ARTICLE, "store_text": True}):
+        again = await send(client, "POST", COLLECTIONS, {"name": "shop", **same})
+        assert (again.status_code, again.json()) == (200, collection)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"scheme": {"bits": 64}},
+        {"scheme": {"shingle_size": 2}},
+        {"scheme": {"min_words": 19}},
+        {"store_text": False},
+    ],
+)
+async def test_other_settings_of_a_collection_that_exists_are_a_conflict(
+    client: AsyncClient, other: dict[str, Any]
+) -> None:
+    created = await ok(client, "POST", COLLECTIONS, {"name": "shop"})
+    assert_problem(await send(client, "POST", COLLECTIONS, {"name": "shop", **other}), 409, "collection_exists")
+    described = await ok(client, "GET", f"{COLLECTIONS}/shop")
+    assert {name: described[name] for name in created} == created
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"shingle_size": 1, "bits": 1, "min_words": 1},
+        {"shingle_size": 10, "bits": 64, "min_words": 1_000_000},
+        {"tokenizer": "article", "shingle_size": 2, "bits": 32, "min_words": 5},
+    ],
+)
+async def test_a_scheme_can_be_given_in_parts(client: AsyncClient, scheme: dict[str, Any]) -> None:
+    expected = {**ARTICLE, **scheme}
+    created = await ok(client, "POST", COLLECTIONS, {"name": "parts", "scheme": scheme})
+    assert created["scheme"] == expected
+    document = (await put(client, "a", collection="parts", text=text_of(300)))["document"]
+    alone = await ok(client, "POST", "/v1/fingerprints", {"text": text_of(300), "scheme": scheme})
+    shared = ("fingerprint", "simhash", "words", "status")
+    assert [document[name] for name in shared] == [alone[name] for name in shared]
+    assert keys_of(await find(client, collection="parts", text=text_of(300), threshold=0)) == ["a"]
+
+
+async def test_a_fingerprint_with_bits_that_the_scheme_lacks_is_refused(client: AsyncClient) -> None:
+    await ok(client, "POST", COLLECTIONS, {"name": "narrow", "scheme": {"bits": 1}})
+    await put(client, "one", collection="narrow", fingerprint=hex_of(1))
+    answer = await send(client, "PUT", f"{COLLECTIONS}/narrow/documents/two", {"fingerprint": hex_of(2)})
+    assert_problem(answer, 422, "invalid_fingerprint", "/fingerprint")
+    assert keys_of(await find(client, collection="narrow", fingerprint=hex_of(0), threshold=63)) == ["one"]
+
+
+async def test_the_counts_are_exact(client: AsyncClient) -> None:
+    same, other = text_of(300), text_of(300, seed=1)
+    for key, content in {
+        "a": {"text": same},
+        "b": {"text": same.upper()},
+        "c": {"text": other},
+        "d": {"fingerprint": hex_of(5)},
+        "e": {"fingerprint": hex_of(5)},
+        "f": {"text": "oak"},
+        "g": {"text": "Oak"},
+        "h": {"text": "oak tree"},
+        "i": {"text": ""},
+        "j": {"text": "…"},
+    }.items():
+        await put(client, key, **content)
+    described = await ok(client, "GET", f"{COLLECTIONS}/shop")
+    assert set(described) == {"name", "scheme", "store_text", "created_at", "counts"}
+    assert described["counts"] == {"documents": 10, "fingerprints": 3, "too_short": 5, "exact_duplicates": 4}
+
+
+async def test_collections_are_listed_in_pages_in_bytewise_order_of_their_names(client: AsyncClient) -> None:
+    names = ["b", "A", "_", "a", "a.b", "a-b", "0", "z" * 64]
+    for name in names:
+        await ok(client, "POST", COLLECTIONS, {"name": name})
+    for limit in (1, 3, 8, 1000):
+        listed: list[str] = []
+        cursor = ""
+        while True:
+            page = await ok(client, "GET", f"{COLLECTIONS}?limit={limit}{cursor}")
+            assert set(page) == {"items", "next_cursor"}
+            listed += [item["name"] for item in page["items"]]
+            if page["next_cursor"] is None:
+                break
+            assert len(page["items"]) == limit
+            cursor = f"&cursor={page['next_cursor']}"
+        assert listed == sorted(names)
+
+
+async def test_a_deleted_collection_is_gone_with_all_that_it_held(client: AsyncClient, database: str) -> None:
+    empty = rows(database)
+    await put(client, "a", text=text_of(300))
+    assert (await client.delete(f"{COLLECTIONS}/shop")).status_code == 204
+    assert rows(database) == empty
+    for method, url in [
+        ("DELETE", f"{COLLECTIONS}/shop"),
+        ("GET", f"{COLLECTIONS}/shop"),
+        ("GET", f"{COLLECTIONS}/shop/documents"),
+        ("GET", f"{COLLECTIONS}/shop/documents/a"),
+        ("GET", f"{COLLECTIONS}/shop/near-duplicates?key=a"),
+    ]:
+        assert_problem(await client.request(method, url), 404, "collection_not_found")
+    assert (await ok(client, "GET", COLLECTIONS)) == {"items": [], "next_cursor": None}
+
+
+async def test_a_name_can_be_used_again_with_another_scheme(client: AsyncClient) -> None:
+    await put(client, "a", text=text_of(300))
+    await ok(client, "DELETE", f"{COLLECTIONS}/shop")
+    await ok(client, "POST", COLLECTIONS, {"name": "shop", "scheme": {"bits": 64}})
+    assert keys_of(await find(client, fingerprint=hex_of(2**64 - 1), threshold=63)) == []
+    await put(client, "b", fingerprint=hex_of(2**64 - 1))
+    assert keys_of(await find(client, fingerprint=hex_of(2**64 - 1), threshold=63)) == ["b"]
