@@ -3,7 +3,7 @@
 from typing import Any
 
 from asgi_correlation_id import CorrelationIdMiddleware
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.types import Lifespan
@@ -44,9 +44,8 @@ def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
         ],
     )
     problems.install(app)
-    v1 = APIRouter(prefix="/v1")
-    for router in (documents.router, near_duplicates.router, collections.router, fingerprints.router):
-        v1.include_router(router)
-    app.include_router(v1)
     app.include_router(health.router)
+    # In the order in which they are asked for most: each router is tried until one takes the path.
+    for router in (near_duplicates.router, documents.router, fingerprints.router, collections.router):
+        app.include_router(router, prefix="/v1")
     return app

@@ -13,15 +13,9 @@ ALWAYS_PROBE_BELOW = 1000.0
 
 
 def scan_is_cheaper(plan: ProbePlan, fingerprints: int) -> bool:
-    """Whether reading all `fingerprints` of a collection costs less than the probes and the candidates they read."""
-    probing = _probing(plan, fingerprints)
+    """Whether reading all `fingerprints` of a collection costs less than the probes and the candidates they read.
+
+    Candidates are estimated as for uniform fingerprints.
+    """
+    probing = plan.probes * PROBE_COST + plan.share * fingerprints * CANDIDATE_COST
     return probing > ALWAYS_PROBE_BELOW and probing > fingerprints * SCAN_ROW_COST
-
-
-def _probing(plan: ProbePlan, fingerprints: int) -> float:
-    """Candidates as for uniform fingerprints: a band's probes times the fingerprints that share one of its values."""
-    candidates = sum(
-        probes * fingerprints / (1 << band.live_width(plan.bits))
-        for band, probes in zip(plan.layout.bands, plan.probes_by_band, strict=True)
-    )
-    return plan.probes * PROBE_COST + candidates * CANDIDATE_COST

@@ -1,6 +1,7 @@
 """How the 64 bits of a fingerprint are cut into bands (the article: "le principe des tiroirs")."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from app.core.fingerprint import MAX_BITS
 
@@ -41,8 +42,13 @@ class Layout:
 
     @property
     def bands(self) -> tuple[Band, ...]:
-        shifts = [MAX_BITS - sum(self.widths[: index + 1]) for index in range(len(self.widths))]
-        return tuple(Band(*band) for band in zip(range(len(shifts)), shifts, self.widths, strict=True))
+        return _bands(self.widths)
+
+
+@lru_cache(maxsize=64)
+def _bands(widths: tuple[int, ...]) -> tuple[Band, ...]:
+    shifts = [MAX_BITS - sum(widths[: index + 1]) for index in range(len(widths))]
+    return tuple(Band(*band) for band in zip(range(len(shifts)), shifts, widths, strict=True))
 
 
 def cut(bands: int) -> Layout:

@@ -11,9 +11,6 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 
-import numpy as np
-from numpy.typing import NDArray
-
 from app.core.layout import Layout
 
 NOT_PROBED = -1
@@ -21,13 +18,14 @@ NOT_PROBED = -1
 
 @dataclass(frozen=True, slots=True)
 class ProbePlan:
-    """Up to how many bits of each band may differ, and how many values that makes."""
+    """Up to how many bits of each band may differ, and what that costs."""
 
     layout: Layout
     bits: int
     threshold: int
     radii: tuple[int, ...]  # one a band; NOT_PROBED: not looked up
-    probes_by_band: tuple[int, ...]
+    probes_by_band: tuple[int, ...]  # values looked up
+    share: float  # of uniform fingerprints, how many the probes read; those that several bands find count for each
 
     @property
     def probes(self) -> int:
@@ -36,8 +34,9 @@ class ProbePlan:
     def values(self, simhash: int) -> list[list[int]]:
         """For each band the values to look up: all within its radius of the band's value, and in its live bits."""
         return [
-            (band.value(simhash) ^ _masks(band.live_width(self.bits), radius)).tolist()
+            [value ^ mask for mask in _masks(band.live_width(self.bits), radius)]
             for band, radius in zip(self.layout.bands, self.radii, strict=True)
+            for value in (band.value(simhash),)
         ]
 
 
@@ -54,12 +53,14 @@ def plan_probes(layout: Layout, bits: int, threshold: int) -> ProbePlan:
     for position, index in enumerate(live):
         # A radius beyond the width already allows every value.
         radii[index] = min(radius if position <= rest else radius - 1, widths[index])
+    counts = [_count(width, radius) for width, radius in zip(widths, radii, strict=True)]
     return ProbePlan(
         layout=layout,
         bits=bits,
         threshold=threshold,
         radii=tuple(radii),
-        probes_by_band=tuple(_count(width, radius) for width, radius in zip(widths, radii, strict=True)),
+        probes_by_band=tuple(counts),
+        share=sum(probes / (1 << width) for probes, width in zip(counts, widths, strict=True)),
     )
 
 
@@ -68,7 +69,8 @@ def _count(width: int, radius: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _masks(width: int, radius: int) -> NDArray[np.int64]:
+def _masks(width: int, radius: int) -> tuple[int, ...]:
     """All numbers of `width` bits with at most `radius` ones, the fewest first."""
-    masks = [sum(1 << bit for bit in ones) for flips in range(radius + 1) for ones in combinations(range(width), flips)]
-    return np.array(masks, np.int64)
+    return tuple(
+        sum(1 << bit for bit in ones) for flips in range(radius + 1) for ones in combinations(range(width), flips)
+    )

@@ -7,7 +7,7 @@ from app.core.errors import CollectionNotFoundError
 from app.core.model import Document, Matches, Metadata, Outcome
 from app.core.scheme import ARTICLE, Digest
 from app.service.catalog import Catalog, Place, document_not_found
-from app.service.near_duplicates import Content, Options, Text, digest_content, plan_lookup
+from app.service.near_duplicates import Content, Options, Text, digest_content, digest_for, plan_lookup
 from app.store import collections, documents
 from app.store.database import Database
 from app.store.documents import Write, queue_write
@@ -69,7 +69,7 @@ class Documents:
             place = await self._catalog.place(name)
             if created is not None:
                 return place, digest
-        return place, await digest_content(content, place.collection.scheme)
+        return place, await digest_for(self._database, place.collection, content)
 
     async def get(self, name: str, key: str) -> Document:
         """DocumentNotFoundError where there is none."""

@@ -7,6 +7,7 @@ from functools import partial
 from psycopg import AsyncConnection
 
 from app.core.cost import scan_is_cheaper
+from app.core.errors import InvalidFingerprintError
 from app.core.fingerprint import require_bits
 from app.core.model import Collection, Explanation, Matches
 from app.core.probes import plan_probes
@@ -60,6 +61,16 @@ async def digest_content(content: Content, scheme: Scheme) -> Digest:
     return given(require_bits(content.simhash, scheme.bits, pointer=content.pointer))
 
 
+async def digest_for(database: Database, collection: Collection, content: Content) -> Digest:
+    """InvalidFingerprintError as above; StaleCatalogError where that was by the scheme of a collection that is gone."""
+    try:
+        return await digest_content(content, collection.scheme)
+    except InvalidFingerprintError:
+        async with database.connection() as connection:
+            await Catalog.require_current(connection, collection)
+        raise
+
+
 async def plan_lookup(
     catalog: Catalog,
     connection: AsyncConnection,
@@ -74,7 +85,7 @@ async def plan_lookup(
     probes = plan_probes(layout.layout, collection.scheme.bits, threshold)
     fingerprints = await catalog.fingerprints(connection, layout, collection)
     scan = scan_is_cheaper(probes, fingerprints)
-    return Lookup(collection, layout, probes, scan, digest, except_key, options.limit)
+    return Lookup(collection, layout, probes, scan, digest, except_key, options.limit, fingerprints)
 
 
 class NearDuplicates:
@@ -94,7 +105,7 @@ class NearDuplicates:
                 digest = await self._stored_digest(connection, place.collection, query.key)
                 found = await self._look_up(connection, place, digest, options, explain=explain, except_key=query.key)
         else:
-            digest = await digest_content(query, place.collection.scheme)
+            digest = await digest_for(self._database, place.collection, query)
             async with self._database.connection() as connection:
                 found = await self._look_up(connection, place, digest, options, explain=explain)
         return Found(digest, *found, time.perf_counter() - start)

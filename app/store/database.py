@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from psycopg import AsyncConnection, Error, InterfaceError, OperationalError, errors
 from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from app.core.errors import OverloadedError, QueryTimeoutError, UnavailableError
 from app.settings import Settings
@@ -49,7 +49,6 @@ def create_pool(conninfo: str, settings: Settings) -> AsyncConnectionPool[AsyncC
         min_size=min(settings.pool_min_size, settings.pool_max_size),
         max_size=settings.pool_max_size,
         timeout=settings.pool_timeout,
-        check=_check_idle,
         open=False,
         name=APPLICATION_NAME,
     )
@@ -57,7 +56,7 @@ def create_pool(conninfo: str, settings: Settings) -> AsyncConnectionPool[AsyncC
 
 
 async def _check_idle(connection: AsyncConnection) -> None:
-    """Keeps a connection that died in the pool from failing a request, at the price of one system call.
+    """Raises an Error for a connection that died in the pool, at the price of one system call.
 
     An idle connection has nothing to read. If there is something, the server has said goodbye (or something harmless,
     such as a changed parameter): ask.
@@ -65,6 +64,10 @@ async def _check_idle(connection: AsyncConnection) -> None:
     readable, _, _ = select.select([connection.fileno()], [], [], 0)
     if readable:
         await AsyncConnectionPool.check_connection(connection)
+
+
+class UnexpectedDatabaseError(Exception):
+    """A mistake of ours, with PostgreSQL's message but without its details: they quote keys and texts, and get logged."""
 
 
 class StaleCatalogError(Exception):
@@ -76,17 +79,41 @@ class Database:
 
     def __init__(self, pool: AsyncConnectionPool[AsyncConnection]) -> None:
         self._pool = pool
+        self._held = 0
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[AsyncConnection]:
         """A connection in autocommit mode. Failures that a caller can wait out are raised as UnavailableError."""
         with translated_errors():
-            async with self._pool.connection() as connection:
-                yield connection
+            connection = await self._working_connection()
+            self._held += 1
+            try:
+                async with connection:  # the pool's stay open; a transaction ends
+                    yield connection
+            finally:
+                self._held -= 1
+                await self._pool.putconn(connection)
+
+    async def _working_connection(self) -> AsyncConnection:
+        """The pool's own check waits seconds after each connection that it finds dead, as all are after a restart."""
+        while True:
+            try:
+                connection = await self._pool.getconn()
+            except PoolTimeout as error:
+                if self._held:
+                    raise OverloadedError("no database connection came free in time; try again") from error
+                raise UnavailableError(_UNREACHABLE) from error  # nobody has one, so none could be made
+            try:
+                await _check_idle(connection)
+            except Error:
+                await self._pool.putconn(connection)  # discards it and makes another
+            else:
+                return connection
 
 
 # SQLSTATE classes and codes: the server is gone, going, full, or read-only.
 _UNAVAILABLE = ("08", "53", "57P", "58", "25006", "40")
+_UNREACHABLE = "the database can't be reached or can't take requests now; try again"
 
 
 @contextmanager
@@ -94,12 +121,13 @@ def translated_errors() -> Generator[None]:
     """Tells what a caller can wait out from what is our own mistake; by SQLSTATE, since messages are translated."""
     try:
         yield
-    except (PoolTimeout, TooManyRequests) as error:
-        raise OverloadedError("no database connection came free in time; try again") from error
     except (errors.QueryCanceled, errors.LockNotAvailable, errors.IdleInTransactionSessionTimeout) as error:
         raise QueryTimeoutError("the database took too long; try again, or ask for less") from error
     except Error as error:
         lost = isinstance(error, OperationalError | InterfaceError) and error.sqlstate is None
         if lost or (error.sqlstate or "").startswith(_UNAVAILABLE):
-            raise UnavailableError("the database can't be reached or can't take requests now; try again") from error
-        raise
+            raise UnavailableError(_UNREACHABLE) from error
+        if isinstance(error, errors.UndefinedTable):
+            raise  # tells the catalog that it is stale
+        message = f"{type(error).__name__} {error.sqlstate}: {error.diag.message_primary}"
+        raise UnexpectedDatabaseError(message).with_traceback(error.__traceback__) from None

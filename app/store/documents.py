@@ -40,7 +40,8 @@ class QueuedWrite:
             raise StaleCatalogError
         upserted = await self._upsert.fetchone()
         document = await self._document.fetchone()
-        assert document is not None  # noqa: S101  this transaction has just written or seen it
+        if document is None:  # unchanged when it was seen, which locks nothing, and deleted since
+            raise StaleCatalogError
         if upserted is None:
             return Outcome.UNCHANGED, document
         return Outcome.CREATED if upserted[0] else Outcome.REPLACED, document

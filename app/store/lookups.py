@@ -14,6 +14,10 @@ from app.store.named_sql import load
 
 _SQL = load("documents.sql")
 
+# On a table of a few rows every index costs the same, so PostgreSQL may plan to read all of one; a plan that is kept
+# would go on doing so when the table has grown. From 40 rows on it plans to probe (PostgreSQL 15; 18 from 2 on).
+_PLAN_KEPT_FROM = 100
+
 Parameters = dict[str, int | str | bytes | None]
 
 
@@ -28,6 +32,7 @@ class Lookup:
     digest: Digest  # its content hash decides which matches are exact
     except_key: str | None  # a document isn't its own neighbour
     limit: int  # matches at most
+    fingerprints: int  # about so many does the collection have
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ async def queue_lookup(connection: AsyncConnection, lookup: Lookup) -> QueuedLoo
         statement = _SQL["exact_duplicates"]
     else:
         statement = bands.lookup(lookup.layout, scan=lookup.scan)
-    return QueuedLookup(lookup, await connection.execute(statement, parameters(lookup)))
+    prepare = None if lookup.fingerprints >= _PLAN_KEPT_FROM else False
+    return QueuedLookup(lookup, await connection.execute(statement, parameters(lookup), prepare=prepare))
 
 
 def parameters(lookup: Lookup) -> Parameters:

@@ -2,10 +2,12 @@
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+from anyio import fail_after, sleep
 from httpx2 import AsyncClient, Response
 from psycopg import sql
 
@@ -103,3 +105,22 @@ def execute(database: str, statement: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(database, autocommit=True) as connection:
         cursor = connection.execute(statement.encode())
         return cursor.fetchall() if cursor.description else []
+
+
+@contextmanager
+def locked(database: str, *tables: str) -> Generator[None]:
+    """Holds the tables, so that requests which touch them wait, until the block ends."""
+    names = sql.SQL(", ").join(map(sql.Identifier, tables))
+    with psycopg.connect(database) as connection:
+        connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
+        yield
+
+
+async def until_waiting(database: str, requests: int) -> None:
+    """Returns when so many connections wait for a lock."""
+    waiting = b"""
+        SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+    """
+    with psycopg.connect(database, autocommit=True) as connection, fail_after(10):
+        while connection.execute(waiting).fetchone() != (requests,):  # noqa: ASYNC110  PostgreSQL tells nobody
+            await sleep(0.01)

@@ -1,0 +1,123 @@
+"""Starts the real process, as a user would."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Self
+
+from httpx2 import Client, TransportError
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0  # seconds, for a shared machine
+
+
+@contextmanager
+def short_folder() -> Generator[Path]:
+    """A folder with a short path, for a socket; other accounts can enter it, for the server where we are root."""
+    folder = Path(tempfile.mkdtemp(prefix="tiroir-", dir="/tmp"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+class Service:
+    """`tiroir serve` with settings of its own; what it logs is kept."""
+
+    def __init__(self, command: tuple[str, ...] = (), **settings: str | Path | float) -> None:
+        self.port = free_port()
+        self.environment = _without_settings(os.environ) | {
+            f"TIROIR_{name.upper()}": str(value) for name, value in settings.items()
+        }
+        self.environment.setdefault("TIROIR_PORT", str(self.port))
+        self._command = command or (sys.executable, "-m", "app.cli", "serve")
+        self._log: list[str] = []
+
+    def start(self) -> Self:
+        self.process = subprocess.Popen(
+            self._command, cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert self.process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
+        self._reader.start()
+        return self
+
+    def _read(self, output: IO[str]) -> None:
+        with output:
+            self._log.extend(output)
+
+    @property
+    def log(self) -> str:
+        return "".join(self._log)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> Client:
+        return Client(base_url=self.url, timeout=PATIENCE)
+
+    def wait_until_ready(self) -> Self:
+        deadline = time.monotonic() + PATIENCE
+        with self.client() as client:
+            while True:
+                assert self.process.poll() is None, self.log
+                try:
+                    if client.get("/readyz").status_code == 200:
+                        return self
+                except TransportError:
+                    pass
+                assert time.monotonic() < deadline, self.log
+                time.sleep(0.05)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """The exit status."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        status = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return status
+
+
+def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(("TIROIR_", "PG"))}
+
+
+@contextmanager
+def running(**settings: str | Path | float) -> Generator[Service]:
+    """A service that is ready, and stopped at the end if it still runs."""
+    service = Service((), **settings).start()
+    try:
+        yield service.wait_until_ready()
+    finally:
+        if service.process.poll() is None:
+            service.stop()
+
+
+def ends(process: int) -> bool:
+    """Whether a process that isn't our child has ended, or does so soon: its parent may still have to reap it."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False

@@ -1,0 +1,51 @@
+"""A collection, as the tests write and ask it."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from app.core.model import Matches, Outcome
+from app.runtime import Services
+from app.service.documents import Indexed, NewDocument
+from app.service.near_duplicates import Content, Found, Key, Options, Simhash, Text
+from tests.store.brute_force import Answer, answers
+
+_numbers = count()
+
+Query = int | str | Key
+"""A fingerprint, a text, or the key of a stored document."""
+
+
+def _content(content: int | str) -> Content:
+    return Text(content) if isinstance(content, str) else Simhash(content, "/simhash")
+
+
+@dataclass(frozen=True)
+class Pages:
+    services: Services
+    name: str = field(default_factory=lambda: f"pages-{next(_numbers)}")
+
+    async def index(self, key: str, content: int | str, threshold: int = 3, limit: int = 20) -> Indexed:
+        new = NewDocument(key, _content(content), None)
+        return await self.services.documents.index(self.name, new, Options(threshold, limit))
+
+    async def put(self, key: str, content: int | str) -> Outcome:
+        new = NewDocument(key, _content(content), None)
+        return (await self.services.documents.index(self.name, new, None)).outcome
+
+    async def delete(self, key: str) -> None:
+        await self.services.documents.delete(self.name, key)
+
+    async def find(self, query: Query, threshold: int | None = 3, limit: int = 20) -> Found:
+        content = query if isinstance(query, Key) else _content(query)
+        return await self.services.near_duplicates.find(
+            self.name, content, Options(threshold, limit), explain=False
+        )
+
+    async def matches(self, query: Query, threshold: int | None = 3, limit: int = 20) -> Matches:
+        return (await self.find(query, threshold, limit)).matches
+
+    async def found(self, query: Query, threshold: int | None = 3, limit: int = 20) -> list[Answer]:
+        return answers(await self.matches(query, threshold, limit))
+
+    async def keys(self, query: Query, threshold: int | None = 3) -> list[str]:
+        return [match.key for match in (await self.matches(query, threshold)).items]
