@@ -1,6 +1,7 @@
 """Nothing within the threshold may be missed: for every layout, width and threshold."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import cache
 from itertools import accumulate, combinations, product
 from math import comb
@@ -166,12 +167,14 @@ def test_the_values_are_all_those_within_the_radius_each_once(layout: Layout, bi
 
 
 @pytest.mark.parametrize("bands", BANDS)
-def test_the_counts_are_those_of_balls_at_every_width_and_threshold(bands: int) -> None:
+def test_counts_and_shares_are_those_of_balls_at_every_width_and_threshold(bands: int) -> None:
     for bits, threshold in product(range(1, 65), THRESHOLDS):
         plan = plan_probes(cut(bands), bits, threshold)
         expected = [ball(width, radius) for width, radius in zip(live_widths(plan), plan.radii, strict=True)]
         assert list(plan.probes_by_band) == expected
         assert plan.probes == sum(expected)
+        read = [Fraction(count, 2**width) for count, width in zip(expected, live_widths(plan), strict=True)]
+        assert plan.share == pytest.approx(float(sum(read)))
 
 
 @pytest.mark.parametrize("threshold", [*range(13), 20, 40, 63])
