@@ -47,5 +47,5 @@ def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
     app.include_router(health.router)
     # In the order in which they are asked for most: each router is tried until one takes the path.
     for router in (near_duplicates.router, documents.router, fingerprints.router, collections.router):
-        app.include_router(router, prefix="/v1")
+        app.include_router(router)
     return app

@@ -39,7 +39,7 @@ class Gate:
             await app(scope, receive, observe)
         finally:
             # The route's template, never the path or the query: they hold keys and texts.
-            route = getattr(scope.get("route"), "path", "-")
+            route = getattr(scope.get("route"), "path_format", "-")
             _log.info("%s %s %d %.1f ms", scope["method"], route, status, 1000 * (time.perf_counter() - start))
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:

@@ -52,7 +52,7 @@ def serve(settings: Settings) -> None:
             port=settings.port,
             workers=settings.workers,
             http=HttpProtocol,
-            loop="uvloop",
+            loop="auto",
             log_config=logs,
             access_log=False,
             server_header=False,

@@ -1,7 +1,7 @@
 """Which stored documents are near-duplicates of a text, a fingerprint or a stored document."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from psycopg import AsyncConnection
@@ -57,7 +57,9 @@ class Found:
 async def digest_content(content: Content, scheme: Scheme) -> Digest:
     """InvalidFingerprintError where a given fingerprint has bits that the scheme hasn't."""
     if isinstance(content, Text):
-        return await digest_text(content.text, scheme)
+        digest = await digest_text(content.text, scheme)
+        # Punctuation alone makes words, if there is enough of it, but no content that two pages could share.
+        return digest if digest.content_hash is not None else replace(digest, simhash=None)
     return given(require_bits(content.simhash, scheme.bits, pointer=content.pointer))
 
 

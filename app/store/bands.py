@@ -158,20 +158,23 @@ def count_candidates(stored: StoredLayout, *, scan: bool) -> bytes:
     return query.as_bytes()
 
 
-# What the catalogue says of a table's band columns and of the valid indexes that cover them.
+# What the catalogue says of a table's band columns, and of the indexes that every lookup can use. The columns by name:
+# one that was dropped and restored comes last in the table.
 COLUMN_EXPRESSIONS = b"""
 SELECT a.attname, format_type(a.atttypid, NULL), a.attgenerated::text, pg_get_expr(d.adbin, d.adrelid)
 FROM pg_attribute a JOIN pg_attrdef d ON (d.adrelid, d.adnum) = (a.attrelid, a.attnum)
 WHERE a.attrelid = to_regclass(%(table)s::text) AND a.attgenerated <> ''
-ORDER BY a.attnum
+ORDER BY a.attname
 """
 VALID_INDEXES = b"""
-SELECT array_agg(a.attname::text ORDER BY k.position)
+SELECT array_agg(a.attname::text ORDER BY k.position), i.indisunique
 FROM pg_index i
+JOIN pg_class c ON c.oid = i.indexrelid
+JOIN pg_am m ON m.oid = c.relam AND m.amname = 'btree'
 CROSS JOIN unnest(i.indkey) WITH ORDINALITY k (attnum, position)
 JOIN pg_attribute a ON (a.attrelid, a.attnum) = (i.indrelid, k.attnum)
-WHERE i.indrelid = to_regclass(%(table)s::text) AND i.indisvalid
-GROUP BY i.indexrelid
+WHERE i.indrelid = to_regclass(%(table)s::text) AND i.indisvalid AND i.indpred IS NULL
+GROUP BY i.indexrelid, i.indisunique
 """
 
 

@@ -13,6 +13,10 @@ from app.settings import Settings
 
 APPLICATION_NAME = "tiroir"
 
+# The pool tries to reconnect at ever longer intervals: after an outage of minutes, requests would wait for minutes
+# until the next attempt. Given up early and begun anew, an attempt comes every second.
+_RECONNECT_SECONDS = 2.0
+
 
 def _session_options(settings: Settings) -> str:
     """What every statement relies on, as the session's defaults, so that nothing a transaction sets outlives it.
@@ -49,10 +53,18 @@ def create_pool(conninfo: str, settings: Settings) -> AsyncConnectionPool[AsyncC
         min_size=min(settings.pool_min_size, settings.pool_max_size),
         max_size=settings.pool_max_size,
         timeout=settings.pool_timeout,
+        reconnect_timeout=_RECONNECT_SECONDS,
+        reconnect_failed=_begin_anew,
         open=False,
         name=APPLICATION_NAME,
     )
     return pool
+
+
+async def _begin_anew(pool: AsyncConnectionPool[AsyncConnection]) -> None:
+    """Where the pool has given up its last connection, it goes on trying to make one."""
+    if pool.get_stats()["pool_size"] == 0:
+        await pool.check()
 
 
 async def _check_idle(connection: AsyncConnection) -> None:
@@ -61,13 +73,14 @@ async def _check_idle(connection: AsyncConnection) -> None:
     An idle connection has nothing to read. If there is something, the server has said goodbye (or something harmless,
     such as a changed parameter): ask.
     """
-    readable, _, _ = select.select([connection.fileno()], [], [], 0)
-    if readable:
+    poll = select.poll()  # select() itself refuses file descriptors beyond 1,023
+    poll.register(connection.fileno(), select.POLLIN)
+    if poll.poll(0):
         await AsyncConnectionPool.check_connection(connection)
 
 
 class UnexpectedDatabaseError(Exception):
-    """A mistake of ours, with PostgreSQL's message but without its details: they quote keys and texts, and get logged."""
+    """A mistake of ours, to be logged: with PostgreSQL's message, without the details, which quote keys and texts."""
 
 
 class StaleCatalogError(Exception):
@@ -105,8 +118,10 @@ class Database:
                 raise UnavailableError(_UNREACHABLE) from error  # nobody has one, so none could be made
             try:
                 await _check_idle(connection)
-            except Error:
-                await self._pool.putconn(connection)  # discards it and makes another
+            except BaseException as error:
+                await self._pool.putconn(connection)  # discards it where it is dead, and makes another
+                if not isinstance(error, Error):
+                    raise
             else:
                 return connection
 

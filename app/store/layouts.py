@@ -42,7 +42,8 @@ async def require_as_described(connection: AsyncConnection, layout: StoredLayout
     """Raises StartupError unless the table has exactly the band columns and indexes of its layout.
 
     A column that cuts elsewhere than the probes do would miss fingerprints without a word. Migration tools don't see
-    a changed generation expression; PostgreSQL's own rendering of the right one does.
+    a changed generation expression; PostgreSQL's own rendering of the right one does. The indexes of a layout that is
+    being built come last, and nobody reads it before: a process may start without them.
     """
     async with connection.transaction():
         await connection.execute(bands.create_expected(layout.layout))
@@ -56,8 +57,12 @@ async def require_as_described(connection: AsyncConnection, layout: StoredLayout
             f"the band columns of table {layout.table} aren't those of its layout {layout.layout.widths}: "
             "lookups would miss fingerprints. Restore the table, or the code that made it"
         )
-    missing = [
-        band.column for band in layout.layout.bands if (["collection_id", band.column, "simhash"],) not in indexes
-    ]
-    if missing:
+    if (["collection_id", "simhash"], True) not in indexes:
+        raise StartupError(
+            f"table {layout.table} has no unique index on collection_id, simhash: "
+            "a fingerprint could be stored twice, and found twice"
+        )
+    covered = [columns for columns, _ in indexes]
+    missing = [band.column for band in layout.layout.bands if ["collection_id", band.column, "simhash"] not in covered]
+    if missing and layout.state != "building":
         raise StartupError(f"table {layout.table} has no valid covering index on {', '.join(missing)}: rebuild it")

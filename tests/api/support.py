@@ -124,3 +124,14 @@ async def until_waiting(database: str, requests: int) -> None:
     with psycopg.connect(database, autocommit=True) as connection, fail_after(10):
         while connection.execute(waiting).fetchone() != (requests,):  # noqa: ASYNC110  PostgreSQL tells nobody
             await sleep(0.01)
+
+
+def disconnect_waiting(database: str) -> None:
+    """Ends the connections that wait for a lock, as an administrator does."""
+    execute(
+        database,
+        """
+        SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock'
+        """,
+    )

@@ -427,13 +427,18 @@ async def test_bodies_that_are_not_json(client: AsyncClient, database: str, subt
     await check(client, database, subtests, _bodies())
 
 
-@pytest.mark.parametrize(
-    "media_type",
-    ["application/json", "application/json; charset=utf-8", 'Application/JSON;charset="UTF-8"', "application/json;"],
-)
-async def test_json_by_any_of_its_names(client: AsyncClient, media_type: str) -> None:
-    answer = await client.post(f"{SHOP}/documents", content=BODY, headers={"content-type": media_type})
-    assert answer.status_code == 201
+JSON_TYPES = [
+    "application/json",
+    "application/json;",
+    "application/json; charset=utf-8",
+    'Application/JSON;charset="UTF-8"',
+]
+
+
+async def test_json_by_any_of_its_names(client: AsyncClient) -> None:
+    for media_type in JSON_TYPES:
+        answer = await client.post(f"{SHOP}/documents", content=BODY, headers={"content-type": media_type})
+        assert answer.is_success, media_type
 
 
 async def _chunks(body: bytes) -> AsyncGenerator[bytes]:

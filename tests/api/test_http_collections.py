@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from httpx2 import AsyncClient
 
 from tests.api.support import assert_problem, find, hex_of, keys_of, ok, put, rows, send, text_of
@@ -22,41 +21,39 @@ async def test_a_collection_is_made_once_and_answered_in_full(client: AsyncClien
         assert (again.status_code, again.json()) == (200, collection)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"scheme": {"bits": 64}},
-        {"scheme": {"shingle_size": 2}},
-        {"scheme": {"min_words": 19}},
-        {"store_text": False},
-    ],
-)
-async def test_other_settings_of_a_collection_that_exists_are_a_conflict(
-    client: AsyncClient, other: dict[str, Any]
-) -> None:
+OTHER_SETTINGS: list[dict[str, Any]] = [
+    {"scheme": {"bits": 64}},
+    {"scheme": {"shingle_size": 2}},
+    {"scheme": {"min_words": 19}},
+    {"store_text": False},
+]
+
+
+async def test_other_settings_of_a_collection_that_exists_are_a_conflict(client: AsyncClient) -> None:
     created = await ok(client, "POST", COLLECTIONS, {"name": "shop"})
-    assert_problem(await send(client, "POST", COLLECTIONS, {"name": "shop", **other}), 409, "collection_exists")
+    for other in OTHER_SETTINGS:
+        assert_problem(await send(client, "POST", COLLECTIONS, {"name": "shop", **other}), 409, "collection_exists")
     described = await ok(client, "GET", f"{COLLECTIONS}/shop")
     assert {name: described[name] for name in created} == created
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        {"shingle_size": 1, "bits": 1, "min_words": 1},
-        {"shingle_size": 10, "bits": 64, "min_words": 1_000_000},
-        {"tokenizer": "article", "shingle_size": 2, "bits": 32, "min_words": 5},
-    ],
-)
-async def test_a_scheme_can_be_given_in_parts(client: AsyncClient, scheme: dict[str, Any]) -> None:
-    expected = {**ARTICLE, **scheme}
-    created = await ok(client, "POST", COLLECTIONS, {"name": "parts", "scheme": scheme})
-    assert created["scheme"] == expected
-    document = (await put(client, "a", collection="parts", text=text_of(300)))["document"]
-    alone = await ok(client, "POST", "/v1/fingerprints", {"text": text_of(300), "scheme": scheme})
-    shared = ("fingerprint", "simhash", "words", "status")
-    assert [document[name] for name in shared] == [alone[name] for name in shared]
-    assert keys_of(await find(client, collection="parts", text=text_of(300), threshold=0)) == ["a"]
+SCHEMES: list[dict[str, Any]] = [
+    {"shingle_size": 1, "bits": 1, "min_words": 1},
+    {"shingle_size": 10, "bits": 64, "min_words": 1_000_000},
+    {"tokenizer": "article", "shingle_size": 2, "bits": 32, "min_words": 5},
+]
+
+
+async def test_a_scheme_can_be_given_in_parts(client: AsyncClient) -> None:
+    for number, scheme in enumerate(SCHEMES):
+        name = f"parts-{number}"
+        created = await ok(client, "POST", COLLECTIONS, {"name": name, "scheme": scheme})
+        assert created["scheme"] == {**ARTICLE, **scheme}
+        document = (await put(client, "a", collection=name, text=text_of(300)))["document"]
+        alone = await ok(client, "POST", "/v1/fingerprints", {"text": text_of(300), "scheme": scheme})
+        shared = ("fingerprint", "simhash", "words", "status")
+        assert [document[member] for member in shared] == [alone[member] for member in shared]
+        assert keys_of(await find(client, collection=name, text=text_of(300), threshold=0)) == ["a"]
 
 
 async def test_a_fingerprint_with_bits_that_the_scheme_lacks_is_refused(client: AsyncClient) -> None:

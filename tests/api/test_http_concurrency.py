@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from anyio import create_task_group
@@ -151,12 +152,12 @@ async def test_a_collection_that_is_deleted_while_clients_write_and_look_up(clie
     await require_consistency(client, database)
 
 
+@dataclass(frozen=True)
 class Processes:
     """Two applications on one database. Each remembers what it saw of the collections."""
 
-    def __init__(self, one: AsyncClient, other: AsyncClient) -> None:
-        self.one = one
-        self.other = other
+    one: AsyncClient
+    other: AsyncClient
 
 
 async def two_processes(stack: AsyncExitStack, settings: Settings) -> Processes:

@@ -1,6 +1,5 @@
 """When the database is slow, locked, busy or gone: 503 that says when to come back, and nothing of the driver's."""
 
-import json
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 
@@ -15,6 +14,7 @@ from app.settings import Settings
 from tests.api.support import (
     TABLES,
     assert_problem,
+    disconnect_waiting,
     execute,
     find,
     keys_of,
@@ -73,7 +73,7 @@ async def test_what_waits_for_a_lock_too_long_is_given_up(
         assert rows(database) == before
         for name, request in REQUESTS.items():
             with subtests.test(f"{name}, afterwards"):
-                assert (await ask(client, *request)).is_success or name == "read"
+                assert (await ask(client, *request)).status_code < 500
 
 
 CONDITIONS = {
@@ -123,15 +123,13 @@ async def test_conditions_are_told_apart_by_their_code_not_by_their_words(
 
 
 async def test_the_language_of_the_server_changes_nothing(settings: Settings, database: str) -> None:
-    [translated] = [
-        name
-        for (name,) in execute(
-            database, "SELECT collname FROM pg_collation WHERE collname ~ '^(de|fr|es|it)_.*utf-?8$'"
-        )
-    ][:1] or [None]
-    if translated is None:
+    languages = execute(
+        database, "SELECT collname FROM pg_collation WHERE collname ~ '^(de|es|fr|it)_.*utf-?8$' LIMIT 1"
+    )
+    if not languages:
         pytest.skip("this machine has no language but English")
-    execute(database, f"ALTER DATABASE {conninfo_to_dict(database)['dbname']} SET lc_messages = '{translated}'")
+    [[language]] = languages
+    execute(database, f"ALTER DATABASE {conninfo_to_dict(database)['dbname']} SET lc_messages = '{language}'")
     async with client_of(settings.model_copy(update={"lock_timeout": 0.05})) as client:
         await put(client, "a", text=text_of(30))
         with locked(database, *TABLES):
@@ -209,13 +207,7 @@ async def test_a_connection_that_dies_under_a_request_is_503(impatient: AsyncCli
             for name in names:
                 tasks.start_soon(request, name)
             await until_waiting(database, len(names))
-            execute(
-                database,
-                """
-                SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
-                WHERE datname = current_database() AND wait_event_type = 'Lock'
-                """,
-            )
+            disconnect_waiting(database)
     for answer in answers.values():
         assert_unavailable(answer, "database_unavailable")
     assert keys_of(await find(impatient, text=text_of(30))) == ["a"]
@@ -223,18 +215,16 @@ async def test_a_connection_that_dies_under_a_request_is_503(impatient: AsyncCli
 
 async def test_a_database_that_is_gone_and_comes_back(impatient: AsyncClient, database: str, server: Server) -> None:
     await put(impatient, "a", text=text_of(30))
-    name = sql.Identifier(str(conninfo_to_dict(database)["dbname"]))
-    server.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
-    server.execute(
-        sql.SQL("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = {}").format(
-            sql.Literal(name.as_string().strip('"'))
-        )
-    )
+    name = str(conninfo_to_dict(database)["dbname"])
+    allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
+    disconnect_all = sql.SQL("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = {}")
+    server.execute(allow.format(sql.Identifier(name), sql.SQL("false")))
+    server.execute(disconnect_all.format(sql.Literal(name)))
     for url in ("/readyz", f"{SHOP}/documents/a", "/v1/collections"):
         assert_unavailable(await impatient.get(url), "database_unavailable")
     assert await ok(impatient, "GET", "/livez") == {"status": "ok"}
-    server.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
+    server.execute(allow.format(sql.Identifier(name), sql.SQL("true")))
     with fail_after(30):
         while (await impatient.get("/readyz")).status_code != 200:
             pass
-    assert json.loads((await impatient.get(f"{SHOP}/documents/a")).text)["key"] == "a"
+    assert keys_of(await find(impatient, text=text_of(30))) == ["a"]

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 from psycopg_pool import AsyncConnectionPool
 
 from app.core.layout import Layout
@@ -99,22 +99,18 @@ def add_layout(connection: psycopg.Connection, layout: Layout, table: str, state
         [list(layout.widths), table, state],
     ).fetchone()
     assert row
-    named = psycopg.sql.Identifier(table)
+    named = sql.Identifier(table)
     connection.execute(
-        psycopg.sql.SQL(
+        sql.SQL(
             "CREATE TABLE {} (collection_id integer NOT NULL, simhash bigint NOT NULL, {},"
             " PRIMARY KEY (collection_id, simhash))"
         ).format(named, bands.columns(layout))
     )
     connection.execute(
-        psycopg.sql.SQL(
-            "INSERT INTO {} (collection_id, simhash) SELECT collection_id, simhash FROM fingerprint"
-        ).format(named)
+        sql.SQL("INSERT INTO {} (collection_id, simhash) SELECT collection_id, simhash FROM fingerprint").format(named)
     )
     for band in layout.bands:
         connection.execute(
-            psycopg.sql.SQL("CREATE INDEX ON {} (collection_id, {}, simhash)").format(
-                named, psycopg.sql.Identifier(band.column)
-            )
+            sql.SQL("CREATE INDEX ON {} (collection_id, {}, simhash)").format(named, sql.Identifier(band.column))
         )
     return StoredLayout(int(row[0]), layout, 3, table, state)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import count
 
-from app.core.model import Matches, Outcome
+from app.core.model import Matches, Metadata, Outcome
 from app.runtime import Services
 from app.service.documents import Indexed, NewDocument
 from app.service.near_duplicates import Content, Found, Key, Options, Simhash, Text
@@ -28,18 +28,16 @@ class Pages:
         new = NewDocument(key, _content(content), None)
         return await self.services.documents.index(self.name, new, Options(threshold, limit))
 
-    async def put(self, key: str, content: int | str) -> Outcome:
-        new = NewDocument(key, _content(content), None)
+    async def put(self, key: str, content: int | str, metadata: Metadata | None = None) -> Outcome:
+        new = NewDocument(key, _content(content), metadata)
         return (await self.services.documents.index(self.name, new, None)).outcome
 
     async def delete(self, key: str) -> None:
         await self.services.documents.delete(self.name, key)
 
-    async def find(self, query: Query, threshold: int | None = 3, limit: int = 20) -> Found:
+    async def find(self, query: Query, threshold: int | None = 3, limit: int = 20, *, explain: bool = False) -> Found:
         content = query if isinstance(query, Key) else _content(query)
-        return await self.services.near_duplicates.find(
-            self.name, content, Options(threshold, limit), explain=False
-        )
+        return await self.services.near_duplicates.find(self.name, content, Options(threshold, limit), explain=explain)
 
     async def matches(self, query: Query, threshold: int | None = 3, limit: int = 20) -> Matches:
         return (await self.find(query, threshold, limit)).matches

@@ -49,7 +49,7 @@ class Node:
         return self.properties["Heap Fetches"]
 
     def all(self) -> Iterator["Node"]:
-        """This node and those below it."""
+        """The node itself and those below it."""
         yield self
         for below in self.properties.get("Plans", ()):
             yield from Node(below).all()

@@ -200,6 +200,4 @@ async def test_the_plan_that_a_lookup_reports_counts_what_it_read(service: Opene
 
 def _sharing_a_block(fingerprints: Sequence[int], simhash: int) -> int:
     """Counted once for each of the four blocks that is shared."""
-    return sum(
-        (each ^ simhash) >> shift & 0xFFFF == 0 for each in fingerprints for shift in (0, 16, 32, 48)
-    )
+    return sum((each ^ simhash) >> shift & 0xFFFF == 0 for each in fingerprints for shift in (0, 16, 32, 48))

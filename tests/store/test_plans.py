@@ -38,10 +38,10 @@ def documents(count: int) -> list[Stored]:
     return [Stored(f"page {number}", simhash) for number, simhash in enumerate([*near, *others])]
 
 
-def fill(connection: psycopg.Connection, collection_id: int, added: list[Stored]) -> None:
-    """As a bulk load leaves it: without statistics, and no page marked as visible to all."""
+def new_collection(connection: psycopg.Connection) -> int:
+    """What a bulk load adds to it has no statistics, and no page of it is marked as visible to all."""
     connection.execute(NO_AUTOVACUUM.encode())
-    load(connection, collection_id, added)
+    return create_collection(connection, "pages")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def states(server: Server) -> Generator[dict[str, str]]:
     """The same documents as PostgreSQL has them right after a load, and when it knows all about them."""
     just_loaded = server.create("just_loaded")
     with psycopg.connect(just_loaded) as connection:
-        fill(connection, create_collection(connection, "pages"), documents(SIZE))
+        load(connection, new_collection(connection), documents(SIZE))
     vacuumed = server.create("vacuumed", template="just_loaded")
     with psycopg.connect(vacuumed, autocommit=True) as connection:
         # Rows are visible to all once their commit is surely on disk: the last one takes the others along.
@@ -147,8 +147,8 @@ async def test_after_lookups_in_a_small_table_those_in_a_large_one_probe(databas
     """No plan is kept that reads all of an index, as PostgreSQL does gladly where all is a page."""
     few, many = documents(SIZE)[:size], documents(SIZE)[size : SIZE // 5]
     with psycopg.connect(database, autocommit=True) as connection:
-        collection_id = create_collection(connection, "pages")
-        fill(connection, collection_id, few)
+        collection_id = new_collection(connection)
+        load(connection, collection_id, few)
         connection.execute("ANALYZE")
     async with (
         opened(settings_of(database, pool_max_size=1)) as service,
@@ -158,7 +158,7 @@ async def test_after_lookups_in_a_small_table_those_in_a_large_one_probe(databas
         assert_right(matches, nearest(few, QUERY, 7), limit=20)
 
         with psycopg.connect(database) as connection:
-            fill(connection, collection_id, many)
+            load(connection, collection_id, many)
 
         async with pooled.transaction():
             matches = await (await queue_lookup(pooled, lookup)).result()

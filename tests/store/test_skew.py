@@ -72,9 +72,7 @@ async def test_documents_are_read_as_far_as_they_are_returned(
     place = await service.catalog.place("crawl")
     async with service.database.connection() as connection:
         options = Options(3, limit)
-        lookup = await plan_lookup(
-            service.catalog, connection, place, given(COPIED), options, except_key=except_key
-        )
+        lookup = await plan_lookup(service.catalog, connection, place, given(COPIED), options, except_key=except_key)
         await (await queue_lookup(connection, replace(lookup, scan=scan))).result()
         plan = await executed_plan(connection, replace(lookup, scan=scan))
     # One more than asked for, the excepted one, and what a sort by groups of 32 rows reads ahead.

@@ -16,10 +16,12 @@ from app.api.schemas import (
     PageParameters,
 )
 
-router = APIRouter(prefix="/collections", tags=["collections"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/collections", tags=["collections"], route_class=JsonRoute)
+
+_EXISTS = {200: {"model": CollectionAnswer, "description": "The collection exists, with the same settings."}}
 
 
-@router.post("", status_code=201, responses=problems(400, 409, 413, 415), dependencies=[NO_PARAMETERS])
+@router.post("", status_code=201, responses=_EXISTS | problems(400, 409, 413, 415), dependencies=[NO_PARAMETERS])
 async def create_collection(services: ServicesOfProcess, body: NewCollection, response: Response) -> CollectionAnswer:
     """Create a collection; 200 where it exists with the same settings."""
     created = await services.collections.create(body.name, body.scheme.scheme(), store_text=body.store_text)

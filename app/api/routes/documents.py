@@ -41,7 +41,7 @@ class _KeyConvertor(PathConvertor):
 
 register_url_convertor("key", _KeyConvertor())
 
-router = APIRouter(prefix="/collections/{collection}", tags=["documents"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/collections/{collection}", tags=["documents"], route_class=JsonRoute)
 
 _CREATED = {201: {"model": IndexAnswer, "description": "The document is new."}}
 

@@ -9,7 +9,7 @@ from app.api.schemas import DistanceAnswer, DistanceParameters, FingerprintAnswe
 from app.core.fingerprint import distance
 from app.service.fingerprinting import digest_text
 
-router = APIRouter(tags=["fingerprints"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1", tags=["fingerprints"], route_class=JsonRoute)
 
 
 @router.post("/fingerprints", responses=problems(400, 413, 415), dependencies=[NO_PARAMETERS])

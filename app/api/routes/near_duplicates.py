@@ -11,7 +11,9 @@ from app.core.errors import NotSupportedError
 from app.runtime import Services
 from app.service.near_duplicates import Options
 
-router = APIRouter(prefix="/collections/{collection}/near-duplicates", tags=["near-duplicates"], route_class=JsonRoute)
+router = APIRouter(
+    prefix="/v1/collections/{collection}/near-duplicates", tags=["near-duplicates"], route_class=JsonRoute
+)
 
 
 async def _find(services: Services, collection: str, asked: LookupParameters | LookupRequest) -> LookupAnswer:

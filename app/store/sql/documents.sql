@@ -13,13 +13,19 @@ SELECT %(collection_id)s::int, %(key)s::text, %(content_hash)s::bytea, %(simhash
 WHERE NOT EXISTS (
     SELECT FROM document
     WHERE collection_id = %(collection_id)s::int AND key = %(key)s::text
-      AND (content_hash, simhash, words, metadata) IS NOT DISTINCT FROM
-          (%(content_hash)s::bytea, %(simhash)s::bigint, %(words)s::int, coalesce(%(metadata)s::jsonb, metadata)))
+      -- A text that has no hash is compared itself.
+      AND (content_hash, simhash, words, metadata, CASE WHEN content_hash IS NULL THEN text END)
+          IS NOT DISTINCT FROM
+          (%(content_hash)s::bytea, %(simhash)s::bigint, %(words)s::int, coalesce(%(metadata)s::jsonb, metadata),
+           CASE WHEN %(content_hash)s::bytea IS NULL THEN %(text)s::text END))
 ON CONFLICT (collection_id, key) DO UPDATE
 SET content_hash = excluded.content_hash, simhash = excluded.simhash, words = excluded.words, text = excluded.text,
     metadata = coalesce(%(metadata)s::jsonb, stored.metadata), updated_at = now()
-WHERE (stored.content_hash, stored.simhash, stored.words, stored.metadata) IS DISTINCT FROM
-      (excluded.content_hash, excluded.simhash, excluded.words, coalesce(%(metadata)s::jsonb, stored.metadata))
+WHERE (stored.content_hash, stored.simhash, stored.words, stored.metadata,
+       CASE WHEN stored.content_hash IS NULL THEN stored.text END)
+      IS DISTINCT FROM
+      (excluded.content_hash, excluded.simhash, excluded.words, coalesce(%(metadata)s::jsonb, stored.metadata),
+       CASE WHEN excluded.content_hash IS NULL THEN excluded.text END)
 RETURNING xmax = 0 AS created
 
 -- get: one document

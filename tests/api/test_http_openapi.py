@@ -1,0 +1,219 @@
+"""The OpenAPI document: complete, with examples that work, and true to what is answered."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from httpx2 import AsyncClient, Response
+from jsonschema import Draft202012Validator
+
+from app.api.problems import MEDIA_TYPE, PROBLEMS
+from tests.api.support import assert_problem, ok, put, send, text_of
+
+SHOP = "/v1/collections/shop"
+METHODS = {"get", "put", "post", "delete"}
+HEALTH = {"/livez", "/readyz", "/version"}
+
+
+@pytest.fixture
+async def document(client: AsyncClient) -> dict[str, Any]:
+    return await ok(client, "GET", "/openapi.json")
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        assert set(item) <= METHODS
+        for method, operation in item.items():
+            yield method, path, operation
+
+
+def resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    reference: str | None = schema.get("$ref")
+    return schema if reference is None else document["components"]["schemas"][reference.rpartition("/")[2]]
+
+
+def require_valid(document: dict[str, Any], schema: dict[str, Any], value: object) -> None:
+    validator: Any = Draft202012Validator(schema | {"components": document["components"]})
+    validator.validate(value)
+
+
+async def test_every_route_is_described(document: dict[str, Any]) -> None:
+    described = {f"{method.upper()} {path}" for method, path, _ in operations(document)}
+    assert described == {
+        "POST /v1/collections",
+        "GET /v1/collections",
+        "GET /v1/collections/{collection}",
+        "DELETE /v1/collections/{collection}",
+        "POST /v1/collections/{collection}/documents",
+        "GET /v1/collections/{collection}/documents",
+        "PUT /v1/collections/{collection}/documents/{key}",
+        "GET /v1/collections/{collection}/documents/{key}",
+        "DELETE /v1/collections/{collection}/documents/{key}",
+        "PUT /v1/collections/{collection}/document",
+        "GET /v1/collections/{collection}/document",
+        "DELETE /v1/collections/{collection}/document",
+        "GET /v1/collections/{collection}/near-duplicates",
+        "POST /v1/collections/{collection}/near-duplicates",
+        "POST /v1/fingerprints",
+        "GET /v1/distance",
+        "GET /livez",
+        "GET /readyz",
+        "GET /version",
+    }
+
+
+async def test_every_operation_has_words_tags_and_an_id_of_its_own(document: dict[str, Any]) -> None:
+    ids: list[str] = []
+    for method, path, operation in operations(document):
+        assert operation["summary"], (method, path)
+        assert operation["description"], (method, path)
+        assert operation["tags"], (method, path)
+        ids.append(operation["operationId"])
+    assert len(set(ids)) == len(ids)
+
+
+async def test_every_operation_documents_the_problems_that_it_answers(document: dict[str, Any]) -> None:
+    for method, path, operation in operations(document):
+        errors = {int(status): answer for status, answer in operation["responses"].items() if int(status) >= 400}
+        expected: set[int] = set() if path in {"/livez", "/version"} else {422, 500, 503}
+        if "requestBody" in operation:
+            expected |= {400, 413, 415}
+        writes = method in {"post", "put"} and "/document" in path
+        if "{collection}" in path and not writes:
+            expected |= {404}
+        assert expected <= set(errors), (method, path)
+        for status, answer in errors.items():
+            assert set(answer["content"]) == {MEDIA_TYPE}, (method, path, status)
+            assert resolved(document, answer["content"][MEDIA_TYPE]["schema"])["title"] == "Problem"
+            codes = [code for code, (its_status, _) in PROBLEMS.items() if its_status == status]
+            assert codes
+            assert all(f"`{code}`" in answer["description"] for code in codes)
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+async def test_all_references_lead_somewhere(document: dict[str, Any]) -> None:
+    references = set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(document)))
+    assert references
+    assert references <= {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+
+
+async def test_every_required_parameter_has_an_example(document: dict[str, Any]) -> None:
+    for method, path, operation in operations(document):
+        for parameter in operation.get("parameters", []):
+            if parameter["required"]:
+                assert parameter["schema"].get("examples"), (method, path, parameter["name"])
+
+
+async def test_the_examples_of_every_body_are_taken(client: AsyncClient, document: dict[str, Any]) -> None:
+    tried = 0
+    await ok(client, "POST", "/v1/collections", {"name": "example"})
+    for method, path, operation in operations(document):
+        if "requestBody" not in operation:
+            continue
+        schema = resolved(document, operation["requestBody"]["content"]["application/json"]["schema"])
+        assert schema["examples"], (method, path)
+        url = path.replace("{collection}", "example").replace("{key}", "a")
+        for example in schema["examples"]:
+            if path.endswith("/document"):
+                url += "?key=a"
+            assert (await send(client, method, url, example)).is_success, (method, path, example)
+            require_valid(document, schema, example)
+            tried += 1
+    assert tried >= 6
+
+
+async def test_the_examples_of_a_fingerprint_are_one_fingerprint(document: dict[str, Any]) -> None:
+    properties = document["components"]["schemas"]["PostDocument"]["properties"]
+    [fingerprint], [simhash] = (properties[name]["anyOf"][0]["examples"] for name in ("fingerprint", "simhash"))
+    assert int(fingerprint, 16) == int(simhash)
+
+
+REQUESTS: list[tuple[str, str, object]] = [
+    ("POST", "/v1/collections", {"name": "new"}),
+    ("POST", "/v1/collections", {"name": "new"}),
+    ("POST", "/v1/collections", {"name": "new", "store_text": False}),
+    ("GET", "/v1/collections?limit=1", None),
+    ("GET", SHOP, None),
+    ("POST", f"{SHOP}/documents", {"key": "b", "text": text_of(30), "metadata": {"n": [1]}}),
+    ("POST", f"{SHOP}/documents", {"key": "b", "text": text_of(30)}),
+    ("PUT", f"{SHOP}/documents/c?near_duplicates=false", {"text": ""}),
+    ("PUT", f"{SHOP}/document?key=d", {"simhash": "0"}),
+    ("GET", f"{SHOP}/documents/d", None),
+    ("GET", f"{SHOP}/document?key=c", None),
+    ("GET", f"{SHOP}/documents?limit=2", None),
+    ("GET", f"{SHOP}/near-duplicates?key=b&explain=true", None),
+    ("GET", f"{SHOP}/near-duplicates?key=nothing", None),
+    ("POST", f"{SHOP}/near-duplicates", {"text": "oak", "explain": True}),
+    ("POST", f"{SHOP}/near-duplicates", {"text": "oak", "limit": 0}),
+    ("POST", "/v1/fingerprints", {"text": text_of(30)}),
+    ("POST", "/v1/fingerprints", {"text": "oak"}),
+    ("GET", "/v1/distance?a=0000000000000000&b=0000000000000001", None),
+    ("GET", "/v1/distance?a=0&b=1", None),
+    ("DELETE", f"{SHOP}/documents/d", None),
+    ("DELETE", f"{SHOP}/document?key=d", None),
+    ("DELETE", "/v1/collections/new", None),
+    ("GET", "/livez", None),
+    ("GET", "/readyz", None),
+    ("GET", "/version", None),
+]
+
+
+def _path_of(document: dict[str, Any], url: str) -> str:
+    path = url.partition("?")[0]
+    if path in document["paths"]:
+        return path
+    _, _, v1, _, *rest = path.split("/")
+    assert v1 == "collections"
+    return "/".join(["/v1/collections/{collection}", *rest[:1], *(["{key}"] if rest[1:] else [])])
+
+
+async def test_answers_are_as_described(client: AsyncClient, document: dict[str, Any]) -> None:
+    await put(client, "a", text=text_of(30))
+    seen: set[tuple[str, str]] = set()
+    for method, url, body in REQUESTS:
+        answer: Response = await (client.request(method, url) if body is None else send(client, method, url, body))
+        path = _path_of(document, url)
+        described = document["paths"][path][method.lower()]["responses"][str(answer.status_code)]
+        seen.add((method.lower(), path))
+        if answer.status_code == 204:
+            assert (answer.content, "content" in described) == (b"", False)
+            continue
+        [(media_type, content)] = described["content"].items()
+        assert answer.headers["content-type"] == media_type
+        require_valid(document, content["schema"], answer.json())
+    assert seen == {(method, path) for method, path, _ in operations(document)}
+
+
+async def test_a_parameter_that_nobody_knows_is_refused_by_every_route(
+    client: AsyncClient, document: dict[str, Any]
+) -> None:
+    """A misspelt parameter that is ignored makes another answer without a word."""
+    await put(client, "a", text=text_of(30))
+    for method, path, operation in operations(document):
+        if path in HEALTH:
+            continue
+        url = path.replace("{collection}", "shop").replace("{key}", "a")
+        known = "&".join(
+            f"{parameter['name']}={parameter['schema']['examples'][0]}"
+            for parameter in operation.get("parameters", [])
+            if parameter["in"] == "query" and parameter["required"]
+        )
+        if path.endswith("near-duplicates") and method == "get":
+            known = "key=a"
+        body: object = None
+        if "requestBody" in operation:
+            schema = resolved(document, operation["requestBody"]["content"]["application/json"]["schema"])
+            body = schema["examples"][0]
+        for name in ("treshold", "Key", "") if known else ("threshold_", "limit2"):
+            unknown = f"{url}?{known}&{name}=3"
+            answer = await (client.request(method, unknown) if body is None else send(client, method, unknown, body))
+            assert_problem(answer, 422, "invalid_input", f"/{name}")
+
+
+async def test_the_documentation_is_served(client: AsyncClient) -> None:
+    answer = await client.get("/docs")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "/openapi.json" in answer.text

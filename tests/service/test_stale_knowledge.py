@@ -1,0 +1,374 @@
+"""A process remembers collections and layouts; others change them. Its answers and writes are right all the same."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager, suppress
+from random import Random
+from typing import Any
+
+import anyio
+import psycopg
+import pytest
+from psycopg import sql
+
+from app.core.errors import (
+    CollectionExistsError,
+    CollectionNotFoundError,
+    DocumentNotFoundError,
+    InvalidFingerprintError,
+    TiroirError,
+)
+from app.core.layout import cut
+from app.core.model import Outcome
+from app.core.scheme import ARTICLE, Scheme
+from app.runtime import services
+from app.service.near_duplicates import Key
+from app.settings import Settings
+from app.store import layouts
+from tests.store.databases import Opened, add_layout, one_value
+from tests.store.pages import Pages
+from tests.store.waiting import until, waiting_for_locks
+
+TEXT = " ".join(f"word{number}" for number in range(30))
+
+
+@pytest.fixture
+async def pages(service: Opened) -> Pages:
+    """A collection with a document "a" of fingerprint 7, of which the process knows all that it remembers."""
+    pages = Pages(service.services)
+    await pages.put("a", 7)
+    assert await pages.keys(7) == ["a"]
+    return pages
+
+
+@pytest.fixture
+async def elsewhere(settings: Settings, pages: Pages) -> AsyncGenerator[Pages]:
+    """The same collection, as another process sees it that knows nothing beforehand."""
+    async with services(settings) as others:
+        yield Pages(others, pages.name)
+
+
+@pytest.fixture
+def other_session(database: str) -> Generator[psycopg.Connection]:
+    with psycopg.connect(database) as connection:
+        yield connection
+
+
+@pytest.fixture
+def observer(database: str) -> Generator[psycopg.Connection]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield connection
+
+
+def fingerprints(database: str, table: str) -> set[int]:
+    with psycopg.connect(database) as connection:
+        query = sql.SQL("SELECT simhash FROM {}").format(sql.Identifier(table))
+        return {simhash for (simhash,) in connection.execute(query)}
+
+
+def rows_of_dead_collections(database: str) -> object:
+    return one_value(
+        database,
+        b"""
+        SELECT (SELECT count(*) FROM document WHERE collection_id NOT IN (SELECT id FROM collection))
+             + (SELECT count(*) FROM fingerprint WHERE collection_id NOT IN (SELECT id FROM collection))
+        """,
+    )
+
+
+@asynccontextmanager
+async def meanwhile(*use_cases: Callable[[], Coroutine[Any, Any, object]]) -> AsyncGenerator[None]:
+    """Runs the use-cases beside the body of the context, and waits for them at its end."""
+    async with anyio.create_task_group() as tasks:
+        for use_case in use_cases:
+            tasks.start_soon(use_case)
+        yield
+
+
+# Layouts
+
+
+async def test_a_write_goes_to_a_layout_that_is_being_built_since(
+    pages: Pages, other_session: psycopg.Connection, database: str
+) -> None:
+    add_layout(other_session, cut(8), "eight", "building")
+    other_session.commit()
+    assert await pages.put("b", 8) == Outcome.CREATED
+    assert fingerprints(database, "fingerprint") == fingerprints(database, "eight") == {7, 8}
+
+
+async def test_an_unchanged_document_s_fingerprint_goes_there_too(
+    pages: Pages, other_session: psycopg.Connection, database: str
+) -> None:
+    add_layout(other_session, cut(8), "eight", "building")
+    other_session.execute("TRUNCATE eight")
+    other_session.commit()
+    assert await pages.put("a", 7) == Outcome.UNCHANGED
+    assert fingerprints(database, "eight") == {7}
+
+
+async def test_a_write_waits_for_a_change_of_the_layouts(
+    pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection, database: str
+) -> None:
+    other_session.execute("SELECT pg_advisory_xact_lock(%s::bigint)", [layouts.LOCK])
+    add_layout(other_session, cut(8), "eight", "building")
+    async with meanwhile(lambda: pages.put("b", 8)):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        other_session.commit()
+    assert fingerprints(database, "fingerprint") == fingerprints(database, "eight") == {7, 8}
+
+
+async def test_a_change_of_the_layouts_waits_for_a_write(
+    pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection
+) -> None:
+    other_session.execute("INSERT INTO fingerprint (collection_id, simhash) SELECT id, 8 FROM collection")
+    async with meanwhile(lambda: pages.put("b", 8)):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        row = observer.execute("SELECT pg_try_advisory_xact_lock(%s::bigint)", [layouts.LOCK]).fetchone()
+        assert row == (False,)
+        other_session.rollback()
+
+
+def switch_to_another_layout(connection: psycopg.Connection) -> None:
+    """As a rebuild ends, its grace period included: the old table is gone."""
+    layout = add_layout(connection, cut(3), "three", "building")
+    connection.execute("DELETE FROM band_layout WHERE state = 'active'")
+    connection.execute("UPDATE band_layout SET state = 'active', threshold = 7 WHERE id = %s::int", [layout.id])
+    connection.execute("DROP TABLE fingerprint")
+    connection.commit()
+
+
+async def test_lookups_go_on_in_a_retired_layout(
+    pages: Pages, elsewhere: Pages, other_session: psycopg.Connection
+) -> None:
+    layout = add_layout(other_session, cut(3), "three", "building")
+    other_session.execute("UPDATE band_layout SET state = 'retired' WHERE state = 'active'")
+    other_session.execute("UPDATE band_layout SET state = 'active' WHERE id = %s::int", [layout.id])
+    other_session.commit()
+    await elsewhere.put("b", 6)
+    assert await pages.keys(7) == await elsewhere.keys(7) == ["a", "b"]
+
+
+@pytest.mark.parametrize("threshold", [3, 12, 40])
+async def test_a_lookup_in_a_table_that_was_dropped_goes_to_the_new_one(
+    pages: Pages, other_session: psycopg.Connection, threshold: int
+) -> None:
+    switch_to_another_layout(other_session)
+    assert await pages.keys(7, threshold) == ["a"]
+
+
+async def test_a_lookup_by_key_and_one_explained_go_to_the_new_table(
+    pages: Pages, elsewhere: Pages, other_session: psycopg.Connection
+) -> None:
+    await pages.put("b", 6)
+    await elsewhere.keys(7)
+    switch_to_another_layout(other_session)
+    assert await pages.keys(Key("a")) == ["b"]
+    explained = await elsewhere.find(7, explain=True)
+    assert explained.explanation
+    assert explained.explanation.probes.layout == cut(3)
+
+
+async def test_the_threshold_of_the_new_layout_holds(pages: Pages, other_session: psycopg.Connection) -> None:
+    switch_to_another_layout(other_session)
+    assert (await pages.matches(7, threshold=None)).threshold == 7
+
+
+async def test_a_write_whose_table_was_dropped_goes_to_the_new_one(
+    pages: Pages, elsewhere: Pages, other_session: psycopg.Connection, database: str
+) -> None:
+    assert await elsewhere.keys(7) == ["a"]
+    switch_to_another_layout(other_session)
+    indexed = await pages.index("b", 8)
+    assert indexed.outcome == Outcome.CREATED
+    assert await elsewhere.put("c", 9) == Outcome.CREATED
+    assert fingerprints(database, "three") == {7, 8, 9}
+    assert await pages.keys(8, threshold=1) == ["b", "c"]
+
+
+async def test_a_collection_is_deleted_from_the_new_table(
+    pages: Pages, other_session: psycopg.Connection, database: str
+) -> None:
+    switch_to_another_layout(other_session)
+    await pages.services.collections.delete(pages.name)
+    assert fingerprints(database, "three") == set()
+
+
+# Collections
+
+
+async def remade(elsewhere: Pages, scheme: Scheme = ARTICLE) -> None:
+    """The collection is deleted by another process, and made again."""
+    await elsewhere.services.collections.delete(elsewhere.name)
+    await elsewhere.services.collections.create(elsewhere.name, scheme, store_text=True)
+
+
+async def test_a_write_goes_to_the_collection_that_has_the_name_now(pages: Pages, elsewhere: Pages) -> None:
+    await remade(elsewhere)
+    assert await pages.put("a", 7) == Outcome.CREATED
+    assert await elsewhere.keys(7) == ["a"]
+
+
+async def test_a_write_makes_a_collection_anew_that_was_deleted(pages: Pages, elsewhere: Pages) -> None:
+    await elsewhere.services.collections.delete(pages.name)
+    assert await pages.put("b", 7) == Outcome.CREATED
+    assert await elsewhere.keys(7) == ["b"]
+
+
+async def test_lookups_see_the_collection_that_has_the_name_now(pages: Pages, elsewhere: Pages) -> None:
+    await remade(elsewhere)
+    assert await pages.keys(7) == []
+    await remade(elsewhere)
+    await elsewhere.put("z", 7)
+    assert await pages.keys(7) == ["z"]
+    assert await pages.keys(Key("z")) == []
+
+
+async def test_a_new_scheme_holds_at_once(pages: Pages, elsewhere: Pages) -> None:
+    await remade(elsewhere, Scheme(bits=8))
+    with pytest.raises(InvalidFingerprintError):
+        await pages.put("b", 256)
+    await remade(elsewhere, Scheme(bits=64))
+    assert await pages.keys(-1) == []
+    await remade(elsewhere)
+    await remade(elsewhere, Scheme(bits=64))
+    assert await pages.put("b", -1) == Outcome.CREATED
+    with pytest.raises(CollectionExistsError):
+        await pages.services.collections.create(pages.name, ARTICLE, store_text=True)
+
+
+# Each sees for itself that what it remembers is gone: none comes after another that has noticed.
+READERS: dict[str, Callable[[Pages], Awaitable[object]]] = {
+    "find": lambda pages: pages.keys(7),
+    "find by text": lambda pages: pages.keys(TEXT),
+    "find by a short text": lambda pages: pages.keys("short"),
+    "find by key": lambda pages: pages.keys(Key("a")),
+    "get": lambda pages: pages.services.documents.get(pages.name, "a"),
+    "list": lambda pages: pages.services.documents.page(pages.name, after="", limit=10),
+    "delete a document": lambda pages: pages.delete("a"),
+    "describe": lambda pages: pages.services.collections.describe(pages.name),
+    "delete": lambda pages: pages.services.collections.delete(pages.name),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+async def test_a_deleted_collection_is_not_found(pages: Pages, elsewhere: Pages, reader: str) -> None:
+    await elsewhere.services.collections.delete(pages.name)
+    with pytest.raises(CollectionNotFoundError):
+        await READERS[reader](pages)
+
+
+@pytest.mark.parametrize("reader", ["find by key", "get", "delete a document"])
+async def test_a_document_of_the_old_collection_is_not_found(pages: Pages, elsewhere: Pages, reader: str) -> None:
+    await remade(elsewhere)
+    with pytest.raises(DocumentNotFoundError):
+        await READERS[reader](pages)
+
+
+async def test_the_new_collection_is_listed_and_described(pages: Pages, elsewhere: Pages) -> None:
+    await remade(elsewhere, Scheme(bits=8))
+    collection, counts = await pages.services.collections.describe(pages.name)
+    assert (collection.scheme.bits, counts.documents) == (8, 0)
+    await remade(elsewhere)
+    assert await pages.services.documents.page(pages.name, after="", limit=10) == []
+
+
+# At the same moment
+
+
+async def test_a_deletion_takes_along_what_is_being_written(
+    pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection, database: str
+) -> None:
+    other_session.execute("INSERT INTO fingerprint (collection_id, simhash) SELECT id, 8 FROM collection")
+    async with meanwhile(lambda: pages.put("b", 8)):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        async with meanwhile(lambda: pages.services.collections.delete(pages.name)):
+            await until(lambda: waiting_for_locks(observer) == 2)
+            other_session.rollback()
+    with pytest.raises(CollectionNotFoundError):
+        await pages.keys(8)
+    assert rows_of_dead_collections(database) == 0
+
+
+async def test_a_write_during_a_deletion_goes_to_a_new_collection(
+    pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection, database: str
+) -> None:
+    other_session.execute("SELECT FROM document FOR UPDATE")
+    async with meanwhile(lambda: pages.services.collections.delete(pages.name)):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        async with meanwhile(lambda: pages.put("b", 8)):
+            await until(lambda: waiting_for_locks(observer) == 2)
+            other_session.rollback()
+    assert await pages.keys(8, threshold=63) == ["b"]
+    assert rows_of_dead_collections(database) == 0
+
+
+async def test_many_writes_and_deletions_leave_nothing_of_a_dead_collection(
+    pages: Pages, elsewhere: Pages, database: str
+) -> None:
+    random = Random(5)
+
+    async def write(writer: int) -> None:
+        for number in range(25):
+            await random.choice([pages, elsewhere]).put(f"{writer} {number % 7}", random.getrandbits(4))
+
+    async def delete() -> None:
+        for _ in range(12):
+            with_others = random.choice([pages, elsewhere])
+            await anyio.sleep(0.01)
+            with suppress(CollectionNotFoundError):  # the deletion before took it
+                await with_others.services.collections.delete(pages.name)
+
+    async with meanwhile(*(lambda writer=writer: write(writer) for writer in range(6)), delete):
+        pass
+    assert rows_of_dead_collections(database) == 0
+    await pages.put("last", 7)
+    listed = await pages.services.documents.page(pages.name, after="", limit=1000)
+    assert {key for key, _, _ in await pages.found(7, threshold=63, limit=1000)} == {each.key for each in listed}
+
+
+async def test_an_unchanged_document_may_be_deleted_while_it_is_written(
+    pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection
+) -> None:
+    """It isn't locked then. The write has to notice, and to write."""
+    other_session.execute("DELETE FROM fingerprint")
+    other_session.commit()
+    other_session.execute("INSERT INTO fingerprint (collection_id, simhash) SELECT id, 7 FROM collection")
+    outcomes: list[Outcome] = []
+
+    async def write() -> None:
+        outcomes.append(await pages.put("a", 7))
+
+    async with meanwhile(write):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        await pages.delete("a")
+        other_session.commit()
+    assert outcomes == [Outcome.CREATED]
+    assert await pages.keys(7) == ["a"]
+
+
+async def test_writers_of_one_document_do_not_fail(pages: Pages, elsewhere: Pages) -> None:
+    async def write(with_others: Pages) -> None:
+        for number in range(20):
+            await with_others.put("same", number % 3)
+
+    async with meanwhile(*(lambda each=each: write(each) for each in [pages, elsewhere] * 3)):
+        pass
+    assert [key for key, _, _ in await pages.found(0, threshold=63)].count("same") == 1
+
+
+async def test_many_first_writes_make_one_collection(service: Opened, elsewhere: Pages, database: str) -> None:
+    new = Pages(service.services)
+    both = [new, Pages(elsewhere.services, new.name)]
+    failed: list[TiroirError] = []
+
+    async def write(number: int) -> None:
+        try:
+            await both[number % 2].put(str(number), number)
+        except TiroirError as error:
+            failed.append(error)
+
+    async with meanwhile(*(lambda number=number: write(number) for number in range(16))):
+        pass
+    assert failed == []
+    assert len(await new.found(0, threshold=63)) == 16
+    assert one_value(database, b"SELECT count(*) FROM collection WHERE name = %s::text", (new.name,)) == 1
