@@ -49,8 +49,8 @@ async def _services(request: Request) -> Services:
 ServicesOfProcess = Annotated[Services, Depends(_services)]
 
 
-def _no_parameters(_: Annotated[QueryParameters, Query()]) -> None:
-    pass
+async def _no_parameters(_: Annotated[QueryParameters, Query()]) -> None:
+    """Asynchronous for the same reason."""
 
 
 NO_PARAMETERS = Depends(_no_parameters)

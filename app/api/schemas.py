@@ -167,14 +167,13 @@ class Contents(BaseModel):
     def _alternatives(self) -> tuple[str, ...]:
         return ("text", "fingerprint", "simhash")
 
-    def content(self) -> Content | None:
+    def content(self) -> Content:
         if self.text is not None:
             return Text(self.text)
         if self.fingerprint is not None:
             return Simhash(self.fingerprint, "/fingerprint")
-        if self.simhash is not None:
-            return Simhash(self.simhash, "/simhash")
-        return None
+        assert self.simhash is not None  # noqa: S101  the validator has seen exactly one
+        return Simhash(self.simhash, "/simhash")
 
 
 _PAGE_TEXT = "Toutes nos paires sont expédiées sous 24 heures depuis notre entrepôt de Lyon …"
@@ -217,11 +216,7 @@ class _Lookup(Contents):
         return (*super()._alternatives(), "key")
 
     def query(self) -> Content | Key:
-        content = self.content()
-        if content is not None:
-            return content
-        assert self.key is not None  # noqa: S101  the validator has seen exactly one
-        return Key(self.key)
+        return self.content() if self.key is None else Key(self.key)
 
 
 class LookupParameters(_Lookup, QueryParameters):
@@ -312,9 +307,14 @@ class FingerprintAnswer(Answer):
     status: Status
 
     @classmethod
-    def of(cls, digest: Digest) -> Self:
+    def of(cls, digest: Digest, scheme: Scheme) -> Self:
         assert digest.words is not None  # noqa: S101  it was made from a text
-        return cls(**spelled(digest.simhash), words=digest.words, shingles=digest.shingles, status=digest.status)
+        return cls(
+            **spelled(digest.simhash),
+            words=digest.words,
+            shingles=scheme.shingles(digest.words),
+            status=digest.status,
+        )
 
 
 class Spelled(TypedDict):

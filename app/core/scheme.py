@@ -29,6 +29,10 @@ class Scheme:
     bits: int = 63  # 1 to 64
     min_words: int = 20  # below: no fingerprint
 
+    def shingles(self, words: int) -> int:
+        """How many a text of so many words has."""
+        return max(0, words - self.shingle_size + 1)
+
 
 ARTICLE = Scheme()
 
@@ -40,7 +44,6 @@ class Digest:
     simhash: int | None
     content_hash: bytes | None
     words: int | None  # None: the fingerprint was given, the text is unknown
-    shingles: int
 
     @property
     def status(self) -> Status:
@@ -64,10 +67,9 @@ def digest(text: str, scheme: Scheme) -> Digest:
         simhash=simhash(words, scheme.shingle_size, scheme.bits) if enough else None,
         content_hash=content_hash(words, text),
         words=len(words),
-        shingles=max(0, len(words) - scheme.shingle_size + 1),
     )
 
 
 def given(simhash: int) -> Digest:
     """The digest of a fingerprint that comes from elsewhere."""
-    return Digest(simhash=simhash, content_hash=None, words=None, shingles=0)
+    return Digest(simhash=simhash, content_hash=None, words=None)

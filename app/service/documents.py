@@ -63,12 +63,10 @@ class Documents:
         try:
             place = await self._catalog.place(name)
         except CollectionNotFoundError:
-            digest = await digest_content(content, ARTICLE)
+            await digest_content(content, ARTICLE)
             async with self._database.connection() as connection:
-                created = await collections.create(connection, name, ARTICLE, store_text=True)
+                await collections.create(connection, name, ARTICLE, store_text=True)
             place = await self._catalog.place(name)
-            if created is not None:
-                return place, digest
         return place, await digest_for(self._database, place.collection, content)
 
     async def get(self, name: str, key: str) -> Document:

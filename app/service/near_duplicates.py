@@ -134,4 +134,4 @@ class NearDuplicates:
         if document is None:
             await self._catalog.require_current(connection, collection)
             raise document_not_found(collection)
-        return Digest(document.simhash, document.content_hash, document.words, shingles=0)
+        return Digest(document.simhash, document.content_hash, document.words)

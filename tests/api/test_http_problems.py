@@ -128,7 +128,7 @@ async def test_every_code_is_met(settings: Settings, database: str) -> None:
         answer: Response = await client.request(method, url, content=body, headers=headers)
         met[answer.json()["code"]] = answer.status_code
 
-    limits = {"max_body_bytes": 4096, "pool_min_size": 1, "pool_max_size": 1, "pool_timeout": 0.2, "lock_timeout": 2}
+    limits = {"max_body_bytes": 4096, "pool_min_size": 1, "pool_max_size": 1, "pool_timeout": 1, "lock_timeout": 2}
     async with client_of(settings.model_copy(update=limits)) as client:
         await put(client, "a", text=text_of(30))
         for request in BY_ONE_REQUEST.values():

@@ -70,7 +70,7 @@ def family(bits: int, fingerprints: Sequence[int], queries: Sequence[int]) -> Fa
 def sample(fingerprints: Sequence[int], bits: int = 63) -> Family:
     """Queries: some of the fingerprints themselves, and some with a few bits flipped."""
     random = Random(7)
-    stored = random.sample(fingerprints, 3)
+    stored = random.sample(fingerprints, 2)
     near = [flipped(each, random.sample(range(bits), 2 + number)) for number, each in enumerate(stored)]
     return family(bits, fingerprints, [*stored, *near])
 
@@ -78,7 +78,7 @@ def sample(fingerprints: Sequence[int], bits: int = 63) -> Family:
 def neighbourhoods(bits: int, others: int) -> Family:
     """Around each query a fingerprint at every distance, or several, and others that are anywhere."""
     random = Random(bits)
-    queries = uniform(random, 4, bits)
+    queries = uniform(random, 3, bits)
     around = [each for query in queries for each in (*planted(random, query, bits), *spread(query, bits))]
     return family(bits, around + uniform(random, others, bits), queries)
 
@@ -88,7 +88,7 @@ def edges(bits: int) -> Family:
     every = flipped(0, range(bits))
     single = [flipped(0, [bit]) for bit in range(bits)]
     but_one = [flipped(every, [bit]) for bit in range(bits)]
-    queries = [0, every, single[-1], but_one[-1], single[48], flipped(0, [0, 16, 32, 48])]
+    queries = [0, every, single[-1], flipped(0, [0, 16, 32, 48])]
     return family(bits, [0, every, *single, *but_one], queries)
 
 
@@ -97,7 +97,7 @@ def families() -> dict[str, Family]:
     return {
         "real_mixed": sample(real_fingerprints("real_mixed")),
         "real_one_site": sample(real_fingerprints("real_one_site")),
-        "uniform": sample(uniform(Random(1), 3000, 63)),
+        "uniform": sample(uniform(Random(1), 2000, 63)),
         "planted": neighbourhoods(63, others=500),
         "edges": edges(63),
         "planted_64_bits": neighbourhoods(64, others=500),

@@ -221,7 +221,7 @@ def test_what_a_url_must_encode_is_asked_for(guarded: Guarded, special: str) -> 
     assert PASSWORD not in f"{caught.value} {caught.value!r}"
 
 
-@pytest.mark.parametrize("special", ["", *SPECIAL])
+@pytest.mark.parametrize("special", ["", "#", "@", "%", "/"])
 async def test_a_wrong_password_is_not_told(guarded: Guarded, caplog: pytest.LogCaptureFixture, special: str) -> None:
     caplog.set_level(logging.DEBUG)
     guarded.change_password("another")

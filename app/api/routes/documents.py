@@ -54,11 +54,9 @@ async def _index(
     parameters: WriteParameters,
     response: Response,
 ) -> IndexAnswer:
-    content = body.content()
-    assert content is not None  # noqa: S101  the validator has seen exactly one
     indexed = await services.documents.index(
         collection,
-        NewDocument(key, content, body.metadata),
+        NewDocument(key, body.content(), body.metadata),
         Options(parameters.threshold, parameters.limit) if parameters.near_duplicates else None,
     )
     if indexed.outcome is Outcome.CREATED:

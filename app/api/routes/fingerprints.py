@@ -16,7 +16,8 @@ router = APIRouter(prefix="/v1", tags=["fingerprints"], route_class=JsonRoute)
 async def fingerprint(body: FingerprintRequest) -> FingerprintAnswer:
     """The fingerprint of a text, by the scheme `article` or by parts of it. Nothing is stored."""
     assert body.text is not None  # noqa: S101  the validator has seen it
-    return FingerprintAnswer.of(await digest_text(body.text, body.scheme.scheme()))
+    scheme = body.scheme.scheme()
+    return FingerprintAnswer.of(await digest_text(body.text, scheme), scheme)
 
 
 @router.get("/distance", responses=problems())
