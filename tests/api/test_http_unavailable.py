@@ -132,20 +132,6 @@ async def test_conditions_are_told_apart_by_their_code_not_by_their_words(
     assert (await put(client, "b", text=text_of(30, seed=1)))["result"] == "created"
 
 
-async def test_the_language_of_the_server_changes_nothing(settings: Settings, database: str) -> None:
-    languages = execute(
-        database, "SELECT collname FROM pg_collation WHERE collname ~ '^(de|es|fr|it)_.*utf-?8$' LIMIT 1"
-    )
-    if not languages:
-        pytest.skip("this machine has no language but English")
-    [[language]] = languages
-    execute(database, f"ALTER DATABASE {conninfo_to_dict(database)['dbname']} SET lc_messages = '{language}'")
-    async with client_of(settings.model_copy(update={"lock_timeout": 0.05})) as client:
-        await put(client, "a", text=text_of(30))
-        with locked(database, *TABLES):
-            assert_unavailable(await client.get(f"{SHOP}/documents/a"), "query_timeout")
-
-
 @pytest.mark.parametrize("connections", [1, 2])
 async def test_who_finds_no_connection_is_sent_away_and_the_process_lives(
     settings: Settings, database: str, connections: int

@@ -39,11 +39,6 @@ def settings(shared: str) -> Settings:
     return settings_of(shared, pool_max_size=1)
 
 
-@pytest.fixture
-def pages(service: Opened) -> Pages:
-    return Pages(service.services)
-
-
 # Distances
 
 

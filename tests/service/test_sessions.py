@@ -57,12 +57,6 @@ async def pages(service: Opened) -> Pages:
 
 
 @pytest.fixture
-def observer(database: str) -> Generator[psycopg.Connection]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
 def obstacle(database: str, pages: Pages) -> Generator[psycopg.Connection]:
     """A transaction that is writing the fingerprint 8: whoever writes it too has to wait."""
     with psycopg.connect(database) as connection:

@@ -27,11 +27,6 @@ def database(server: Server) -> Generator[str]:
     server.drop("writing")
 
 
-@pytest.fixture
-def pages(service: Opened) -> Pages:
-    return Pages(service.services)
-
-
 def stored(database: str, name: str) -> list[tuple[object, ...]]:
     """All rows of a collection that a write may touch, with what PostgreSQL changes when it writes them."""
     with psycopg.connect(database) as connection:

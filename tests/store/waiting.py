@@ -1,7 +1,9 @@
 """Waits for what happens elsewhere: in another thread, or in a session of PostgreSQL."""
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import psycopg
@@ -34,3 +36,12 @@ def waiting_for_locks(observer: psycopg.Connection) -> int:
     row = observer.execute(_WAITING).fetchone()
     assert row
     return int(row[0])
+
+
+@asynccontextmanager
+async def meanwhile(*use_cases: Callable[[], Coroutine[Any, Any, object]]) -> AsyncGenerator[None]:
+    """Runs the use-cases beside the body of the context, and waits for them at its end."""
+    async with anyio.create_task_group() as tasks:
+        for use_case in use_cases:
+            tasks.start_soon(use_case)
+        yield

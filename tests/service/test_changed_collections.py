@@ -1,14 +1,12 @@
-"""A process remembers collections and layouts; others change them. Its answers and writes are right all the same."""
+"""A process remembers the collections, others change them: its answers and writes are right all the same."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from random import Random
-from typing import Any
 
 import anyio
 import psycopg
 import pytest
-from psycopg import sql
 
 from app.core.errors import (
     CollectionExistsError,
@@ -17,18 +15,22 @@ from app.core.errors import (
     InvalidFingerprintError,
     TiroirError,
 )
-from app.core.layout import cut
 from app.core.model import Outcome
 from app.core.scheme import ARTICLE, Scheme
-from app.runtime import services
 from app.service.near_duplicates import Key
-from app.settings import Settings
-from app.store import layouts
-from tests.store.databases import Opened, add_layout, one_value
+from tests.conftest import Server
+from tests.store.databases import Opened, one_value
 from tests.store.pages import Pages
-from tests.store.waiting import until, waiting_for_locks
+from tests.store.waiting import meanwhile, until, waiting_for_locks
 
 TEXT = " ".join(f"word{number}" for number in range(30))
+
+
+@pytest.fixture(scope="module")
+def database(server: Server) -> Generator[str]:
+    """One database: each test has a collection of its own."""
+    yield server.create("changed_collections")
+    server.drop("changed_collections")
 
 
 @pytest.fixture
@@ -38,31 +40,6 @@ async def pages(service: Opened) -> Pages:
     await pages.put("a", 7)
     assert await pages.keys(7) == ["a"]
     return pages
-
-
-@pytest.fixture
-async def elsewhere(settings: Settings, pages: Pages) -> AsyncGenerator[Pages]:
-    """The same collection, as another process sees it that knows nothing beforehand."""
-    async with services(settings) as others:
-        yield Pages(others, pages.name)
-
-
-@pytest.fixture
-def other_session(database: str) -> Generator[psycopg.Connection]:
-    with psycopg.connect(database) as connection:
-        yield connection
-
-
-@pytest.fixture
-def observer(database: str) -> Generator[psycopg.Connection]:
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
-
-
-def fingerprints(database: str, table: str) -> set[int]:
-    with psycopg.connect(database) as connection:
-        query = sql.SQL("SELECT simhash FROM {}").format(sql.Identifier(table))
-        return {simhash for (simhash,) in connection.execute(query)}
 
 
 def rows_of_dead_collections(database: str) -> object:
@@ -75,125 +52,12 @@ def rows_of_dead_collections(database: str) -> object:
     )
 
 
-@asynccontextmanager
-async def meanwhile(*use_cases: Callable[[], Coroutine[Any, Any, object]]) -> AsyncGenerator[None]:
-    """Runs the use-cases beside the body of the context, and waits for them at its end."""
-    async with anyio.create_task_group() as tasks:
-        for use_case in use_cases:
-            tasks.start_soon(use_case)
-        yield
-
-
-# Layouts
-
-
-async def test_a_write_goes_to_a_layout_that_is_being_built_since(
-    pages: Pages, other_session: psycopg.Connection, database: str
-) -> None:
-    add_layout(other_session, cut(8), "eight", "building")
-    other_session.commit()
-    assert await pages.put("b", 8) == Outcome.CREATED
-    assert fingerprints(database, "fingerprint") == fingerprints(database, "eight") == {7, 8}
-
-
-async def test_an_unchanged_document_s_fingerprint_goes_there_too(
-    pages: Pages, other_session: psycopg.Connection, database: str
-) -> None:
-    add_layout(other_session, cut(8), "eight", "building")
-    other_session.execute("TRUNCATE eight")
-    other_session.commit()
-    assert await pages.put("a", 7) == Outcome.UNCHANGED
-    assert fingerprints(database, "eight") == {7}
-
-
-async def test_a_write_waits_for_a_change_of_the_layouts(
-    pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection, database: str
-) -> None:
-    other_session.execute("SELECT pg_advisory_xact_lock(%s::bigint)", [layouts.LOCK])
-    add_layout(other_session, cut(8), "eight", "building")
-    async with meanwhile(lambda: pages.put("b", 8)):
-        await until(lambda: waiting_for_locks(observer) == 1)
-        other_session.commit()
-    assert fingerprints(database, "fingerprint") == fingerprints(database, "eight") == {7, 8}
-
-
-async def test_a_change_of_the_layouts_waits_for_a_write(
-    pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection
-) -> None:
-    other_session.execute("INSERT INTO fingerprint (collection_id, simhash) SELECT id, 8 FROM collection")
-    async with meanwhile(lambda: pages.put("b", 8)):
-        await until(lambda: waiting_for_locks(observer) == 1)
-        row = observer.execute("SELECT pg_try_advisory_xact_lock(%s::bigint)", [layouts.LOCK]).fetchone()
-        assert row == (False,)
-        other_session.rollback()
-
-
-def switch_to_another_layout(connection: psycopg.Connection) -> None:
-    """As a rebuild ends, its grace period included: the old table is gone."""
-    layout = add_layout(connection, cut(3), "three", "building")
-    connection.execute("DELETE FROM band_layout WHERE state = 'active'")
-    connection.execute("UPDATE band_layout SET state = 'active', threshold = 7 WHERE id = %s::int", [layout.id])
-    connection.execute("DROP TABLE fingerprint")
-    connection.commit()
-
-
-async def test_lookups_go_on_in_a_retired_layout(
-    pages: Pages, elsewhere: Pages, other_session: psycopg.Connection
-) -> None:
-    layout = add_layout(other_session, cut(3), "three", "building")
-    other_session.execute("UPDATE band_layout SET state = 'retired' WHERE state = 'active'")
-    other_session.execute("UPDATE band_layout SET state = 'active' WHERE id = %s::int", [layout.id])
-    other_session.commit()
-    await elsewhere.put("b", 6)
-    assert await pages.keys(7) == await elsewhere.keys(7) == ["a", "b"]
-
-
-@pytest.mark.parametrize("threshold", [3, 12, 40])
-async def test_a_lookup_in_a_table_that_was_dropped_goes_to_the_new_one(
-    pages: Pages, other_session: psycopg.Connection, threshold: int
-) -> None:
-    switch_to_another_layout(other_session)
-    assert await pages.keys(7, threshold) == ["a"]
-
-
-async def test_a_lookup_by_key_and_one_explained_go_to_the_new_table(
-    pages: Pages, elsewhere: Pages, other_session: psycopg.Connection
-) -> None:
-    await pages.put("b", 6)
-    await elsewhere.keys(7)
-    switch_to_another_layout(other_session)
-    assert await pages.keys(Key("a")) == ["b"]
-    explained = await elsewhere.find(7, explain=True)
-    assert explained.explanation
-    assert explained.explanation.probes.layout == cut(3)
-
-
-async def test_the_threshold_of_the_new_layout_holds(pages: Pages, other_session: psycopg.Connection) -> None:
-    switch_to_another_layout(other_session)
-    assert (await pages.matches(7, threshold=None)).threshold == 7
-
-
-async def test_a_write_whose_table_was_dropped_goes_to_the_new_one(
-    pages: Pages, elsewhere: Pages, other_session: psycopg.Connection, database: str
-) -> None:
-    assert await elsewhere.keys(7) == ["a"]
-    switch_to_another_layout(other_session)
-    indexed = await pages.index("b", 8)
-    assert indexed.outcome == Outcome.CREATED
-    assert await elsewhere.put("c", 9) == Outcome.CREATED
-    assert fingerprints(database, "three") == {7, 8, 9}
-    assert await pages.keys(8, threshold=1) == ["b", "c"]
-
-
-async def test_a_collection_is_deleted_from_the_new_table(
-    pages: Pages, other_session: psycopg.Connection, database: str
-) -> None:
-    switch_to_another_layout(other_session)
-    await pages.services.collections.delete(pages.name)
-    assert fingerprints(database, "three") == set()
-
-
-# Collections
+def begin_to_write(session: psycopg.Connection, pages: Pages, simhash: int) -> None:
+    """A transaction that is writing the fingerprint: whoever writes it too has to wait for its end."""
+    session.execute(
+        "INSERT INTO fingerprint (collection_id, simhash) SELECT id, %s::bigint FROM collection WHERE name = %s::text",
+        [simhash, pages.name],
+    )
 
 
 async def remade(elsewhere: Pages, scheme: Scheme = ARTICLE) -> None:
@@ -278,7 +142,7 @@ async def test_the_new_collection_is_listed_and_described(pages: Pages, elsewher
 async def test_a_deletion_takes_along_what_is_being_written(
     pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection, database: str
 ) -> None:
-    other_session.execute("INSERT INTO fingerprint (collection_id, simhash) SELECT id, 8 FROM collection")
+    begin_to_write(other_session, pages, 8)
     async with meanwhile(lambda: pages.put("b", 8)):
         await until(lambda: waiting_for_locks(observer) == 1)
         async with meanwhile(lambda: pages.services.collections.delete(pages.name)):
@@ -332,7 +196,7 @@ async def test_an_unchanged_document_may_be_deleted_while_it_is_written(
     """It isn't locked then. The write has to notice, and to write."""
     other_session.execute("DELETE FROM fingerprint")
     other_session.commit()
-    other_session.execute("INSERT INTO fingerprint (collection_id, simhash) SELECT id, 7 FROM collection")
+    begin_to_write(other_session, pages, 7)
     outcomes: list[Outcome] = []
 
     async def write() -> None:
