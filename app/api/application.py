@@ -10,7 +10,7 @@ from starlette.types import Lifespan
 
 from app.api import problems
 from app.api.gate import Gate
-from app.api.routes import collections, documents, fingerprints, health, near_duplicates
+from app.api.routes import collections, docs, documents, fingerprints, health, near_duplicates
 from app.settings import Settings
 
 _DESCRIPTION = """
@@ -36,6 +36,8 @@ def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
         description=_DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # the framework's own pages load their programs from elsewhere
+        redoc_url=None,
         middleware=[
             Middleware(CorrelationIdMiddleware),
             Middleware(Gate, max_body_bytes=settings.max_body_bytes),
@@ -48,4 +50,5 @@ def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
     # In the order in which they are asked for most: each router is tried until one takes the path.
     for router in (near_duplicates.router, documents.router, fingerprints.router, collections.router):
         app.include_router(router)
+    docs.install(app)
     return app

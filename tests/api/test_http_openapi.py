@@ -217,3 +217,14 @@ async def test_the_documentation_is_served(client: AsyncClient) -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
     assert "/openapi.json" in answer.text
+
+
+async def test_the_page_loads_nothing_from_elsewhere(client: AsyncClient) -> None:
+    page = await client.get("/docs")
+    assert page.status_code == 200
+    addresses = re.findall(r"""(?:src|href)=["'](.+?)["']|url: '(.+?)'""", page.text)
+    paths = [one or other for one, other in addresses]
+    assert len(paths) == 4
+    for path in paths:
+        assert path.startswith("/")
+        assert (await client.get(path)).status_code == 200

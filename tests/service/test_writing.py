@@ -13,7 +13,7 @@ from app.runtime import services
 from app.service.near_duplicates import Key
 from app.settings import Settings
 from tests.conftest import Server
-from tests.store.databases import Opened, one_value
+from tests.store.databases import one_value
 from tests.store.pages import Pages
 
 TEXT = " ".join(f"word{number}" for number in range(30))

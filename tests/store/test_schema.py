@@ -2,18 +2,21 @@
 
 import subprocess
 import sys
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import psycopg
 import pytest
 from alembic import command
+from psycopg import AsyncConnection
 
 from app.core.errors import StartupError
 from app.core.layout import cut
 from app.postgres.migrate import config, engine, migrate
 from app.runtime import services
 from app.settings import Settings
-from app.store import bands
+from app.store import bands, layouts
+from tests.conftest import Server
 from tests.store.databases import add_layout, one_value
 
 PROJECT = Path(__file__).parents[2]
@@ -130,17 +133,26 @@ def test_the_alembic_command_works_on_the_database_of_the_settings(
     assert lines(empty_database, _INDEXES) == INDEXES.split("\n")[1:-1]
 
 
-# What the service demands of the tables when it starts
+# Whether a table is as its layout describes it
 
 
-async def start(settings: Settings) -> None:
-    async with services(settings):
-        pass
+@pytest.fixture(scope="module")
+def described(server: Server) -> Generator[str]:
+    yield server.create("described")
+    server.drop("described")
 
 
-def execute(conninfo: str, statements: str) -> None:
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute(statements.encode())
+@pytest.fixture
+async def connection(described: str) -> AsyncGenerator[AsyncConnection]:
+    """In a transaction that is undone."""
+    async with await AsyncConnection.connect(described) as opened, opened.transaction(force_rollback=True):
+        yield opened
+
+
+async def require_as_described_after(connection: AsyncConnection, change: str) -> None:
+    await connection.execute(change.encode())
+    (layout,) = await layouts.live(connection)
+    await layouts.require_as_described(connection, layout)
 
 
 def restored(band: int, expression: str) -> str:
@@ -152,13 +164,8 @@ def restored(band: int, expression: str) -> str:
     """
 
 
-async def test_a_new_database_is_as_described(settings: Settings) -> None:
-    await start(settings)
-
-
-async def test_a_column_that_was_restored_is_as_described(settings: Settings, database: str) -> None:
-    execute(database, restored(1, "(simhash >> 32) & 65535"))
-    await start(settings)
+async def test_a_column_that_was_restored_is_as_described(connection: AsyncConnection) -> None:
+    await require_as_described_after(connection, restored(1, "(simhash >> 32) & 65535"))
 
 
 @pytest.mark.parametrize(
@@ -180,10 +187,9 @@ async def test_a_column_that_was_restored_is_as_described(settings: Settings, da
         pytest.param("DROP TABLE fingerprint", id="no table"),
     ],
 )
-async def test_band_columns_that_are_not_those_of_the_layout(settings: Settings, database: str, damage: str) -> None:
-    execute(database, damage)
+async def test_band_columns_that_are_not_those_of_the_layout(connection: AsyncConnection, damage: str) -> None:
     with pytest.raises(StartupError, match="the band columns of table fingerprint aren't those of its layout"):
-        await start(settings)
+        await require_as_described_after(connection, damage)
 
 
 @pytest.mark.parametrize(
@@ -203,23 +209,39 @@ async def test_band_columns_that_are_not_those_of_the_layout(settings: Settings,
         ),
     ],
 )
-async def test_a_band_without_a_valid_covering_index(settings: Settings, database: str, damage: str) -> None:
-    execute(database, f"DROP INDEX fingerprint_b2_idx; {damage}")
+async def test_a_band_without_a_valid_covering_index(connection: AsyncConnection, damage: str) -> None:
     with pytest.raises(StartupError, match="table fingerprint has no valid covering index on b2: rebuild it"):
-        await start(settings)
+        await require_as_described_after(connection, f"DROP INDEX fingerprint_b2_idx; {damage}")
 
 
-async def test_an_index_that_includes_the_fingerprint_covers_too(settings: Settings, database: str) -> None:
-    execute(
-        database,
-        "DROP INDEX fingerprint_b2_idx; CREATE INDEX ON fingerprint (collection_id, b2) INCLUDE (simhash)",
+async def test_an_index_that_includes_the_fingerprint_covers_too(connection: AsyncConnection) -> None:
+    await require_as_described_after(
+        connection, "DROP INDEX fingerprint_b2_idx; CREATE INDEX ON fingerprint (collection_id, b2) INCLUDE (simhash)"
     )
-    await start(settings)
 
 
-async def test_fingerprints_that_could_be_stored_twice(settings: Settings, database: str) -> None:
-    execute(database, "ALTER TABLE fingerprint DROP CONSTRAINT fingerprint_pkey")
+async def test_fingerprints_that_could_be_stored_twice(connection: AsyncConnection) -> None:
     with pytest.raises(StartupError, match="table fingerprint has no unique index on collection_id, simhash"):
+        await require_as_described_after(connection, "ALTER TABLE fingerprint DROP CONSTRAINT fingerprint_pkey")
+
+
+# The service looks when it starts
+
+
+async def start(settings: Settings) -> None:
+    async with services(settings):
+        pass
+
+
+async def test_a_service_starts_on_a_new_database_and_leaves_no_table_behind(settings: Settings, database: str) -> None:
+    await start(settings)
+    assert one_value(database, b"SELECT count(*) FROM pg_class WHERE relname = 'expected_bands'") == 0
+
+
+async def test_a_service_does_not_start_on_a_table_of_other_bands(settings: Settings, database: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute(restored(1, "(simhash >> 33) & 65535").encode())
+    with pytest.raises(StartupError):
         await start(settings)
 
 
@@ -244,11 +266,6 @@ async def test_a_layout_that_is_being_built_needs_its_columns(settings: Settings
         connection.execute("UPDATE band_layout SET widths = '{21,22,21}' WHERE state = 'building'")
     with pytest.raises(StartupError, match="the band columns of table other"):
         await start(settings)
-
-
-async def test_a_start_leaves_no_table_behind(settings: Settings, database: str) -> None:
-    await start(settings)
-    assert one_value(database, b"SELECT count(*) FROM pg_class WHERE relname = 'expected_bands'") == 0
 
 
 def test_only_one_layout_can_be_active(database: str) -> None:
