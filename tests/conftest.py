@@ -46,9 +46,7 @@ class Server:
 
     def create(self, name: str, template: str = _TEMPLATE) -> str:
         """The connection string of a new database."""
-        self.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
-        )
+        self.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
         return self.postgres.dsn(name)
 
     def drop(self, name: str) -> None:

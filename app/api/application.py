@@ -48,7 +48,13 @@ def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
     problems.install(app)
     app.include_router(health.router)
     # In the order in which they are asked for most: each router is tried until one takes the path.
-    for router in (near_duplicates.router, documents.router, fingerprints.router, collections.router):
+    for router in (
+        near_duplicates.router,
+        documents.router,
+        fingerprints.router,
+        collections.router,
+        near_duplicates.across_collections,
+    ):
         app.include_router(router)
     docs.install(app)
     return app

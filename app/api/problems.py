@@ -43,6 +43,11 @@ _CODES_OF_FRAMEWORK = {
     413: "body_too_large",
     415: "unsupported_media_type",
 }
+# Where the framework's own words help nobody.
+_DETAILS = {
+    "not_found": "there is nothing at this path: /docs lists what there is",
+    "body_too_large": "the body has more bytes than TIROIR_MAX_BODY_BYTES allows",
+}
 RETRY_AFTER = 1  # seconds
 
 MEDIA_TYPE = "application/problem+json"
@@ -147,7 +152,7 @@ def pointer(*location: str | int) -> str:
 def _http_exception(request: Request, error: Exception) -> JSONResponse:
     known = cast("HTTPException", error)
     code = _CODES_OF_FRAMEWORK.get(known.status_code, "internal_error")
-    detail = PROBLEMS[code][1] if code == "body_too_large" else str(known.detail)
+    detail = _DETAILS.get(code) or str(known.detail)
     headers = {"Allow": ", ".join(_allowed(request))} if code == "method_not_allowed" else known.headers
     return problem_response(code, detail, headers=headers)
 

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 from app.core import model
 from app.core.errors import InvalidFingerprintError
 from app.core.fingerprint import parse_decimal, parse_hex, to_hex
+from app.core.probes import NOT_PROBED
 from app.core.scheme import ARTICLE, Digest, Scheme, Status
 from app.service.near_duplicates import Content, Found, Key, Simhash, Text
 
@@ -123,7 +124,12 @@ DecimalSimhash = Annotated[
     WithJsonSchema({"type": "string", "pattern": "^(0|-?[1-9][0-9]{0,18})$", "examples": ["5837756405351595779"]}),
 ]
 Threshold = Annotated[
-    int, Field(ge=0, le=model.MAX_THRESHOLD, description="Bits that may differ, 0 to 63. Exact at any value.")
+    int,
+    Field(
+        ge=0,
+        le=model.MAX_THRESHOLD,
+        description="Bits that may differ, 0 to 63, exact at any value. Left out: that of the layout, 3 at first.",
+    ),
 ]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT, description="Matches at most.")]
 QueryThreshold = Annotated[Threshold, BeforeValidator(_whole_number)]
@@ -292,7 +298,9 @@ class NewCollection(Request):
 
     name: CollectionName
     scheme: SchemeChoice = SchemeParts()
-    store_text: bool = Field(default=True, description="Whether texts are kept, or their fingerprints alone.")
+    store_text: bool = Field(
+        default=True, description="Whether texts are kept, for comparisons to come, or their fingerprints alone."
+    )
 
 
 class Answer(BaseModel):
@@ -408,7 +416,7 @@ class PlanAnswer(Answer):
     def of(cls, explanation: model.Explanation) -> Self:
         return cls(
             bands=len(explanation.probes.radii),
-            radii=list(explanation.probes.radii),
+            radii=[NOT_PROBED] * len(explanation.probes.radii) if explanation.scan else list(explanation.probes.radii),
             probes=0 if explanation.scan else explanation.probes.probes,
             candidates=explanation.candidates,
             scan=explanation.scan,
@@ -421,7 +429,7 @@ class LookupAnswer(Answer):
     status: Status
     words: int | None
     threshold: int
-    matches: list[MatchAnswer]
+    matches: list[MatchAnswer] = Field(description="By distance, then by fingerprint, then by key.")
     truncated: bool = Field(description="Whether more documents match than the limit allows.")
     took_ms: float
     plan: PlanAnswer | None = Field(

@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import logging
+from uuid import uuid4
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.problems import MEDIA_TYPE, PROBLEMS
+
+_log = logging.getLogger(__name__)
 
 MAX_URL_BYTES = 65_535  # what httptools can parse
 
@@ -36,19 +40,22 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse("bad_request", msg)
 
     def _refuse(self, code: str, detail: str) -> None:
+        """Before any middleware: the request gets its id here."""
         status, title = PROBLEMS[code]
+        request_id = uuid4().hex
+        _log.info("request %s refused: %s", request_id, code)
         problem = {
             "type": f"urn:tiroir:problem:{code}",
             "title": title,
             "status": status,
             "detail": detail,
             "code": code,
-            "request_id": None,
+            "request_id": request_id,
         }
         body = json.dumps(problem).encode()
         self.transport.write(
             f"HTTP/1.1 {status} \r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
-            "connection: close\r\n\r\n".encode()
+            f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n".encode()
             + body
         )
         self._refused = True

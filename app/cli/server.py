@@ -1,6 +1,7 @@
 """Runs the service in this process and, with several workers, in those that it starts."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ from app.cli.http_protocol import HttpProtocol
 from app.postgres.migrate import migrate
 from app.runtime import database, services
 from app.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 def log_configuration(settings: Settings) -> dict[str, Any]:
@@ -43,6 +46,8 @@ def serve(settings: Settings) -> None:
     dictConfig(logs)
     signal.signal(signal.SIGTERM, _terminate)
     with database(settings) as conninfo:
+        if settings.database_url is None:
+            _log.info("embedded PostgreSQL, data in %s", settings.data_dir)
         migrate(conninfo, connect_timeout=settings.connect_timeout)
         asyncio.run(_rehearse(settings))
         uvicorn.run(

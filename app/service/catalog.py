@@ -98,10 +98,11 @@ class Catalog:
         return Place(await self.collection(name), await self.layouts())
 
     async def layouts(self) -> Layouts:
-        if self._layouts is None:
+        known = self._layouts
+        if known is None:
             async with self._database.connection() as connection:
-                self._layouts = Layouts(await layouts.live(connection))
-        return self._layouts
+                known = self._layouts = Layouts(await layouts.live(connection))
+        return known  # another request may have forgotten them again meanwhile
 
     async def fingerprints(self, connection: AsyncConnection, layout: StoredLayout, collection: Collection) -> int:
         """About how many fingerprints the collection has, a few seconds old at most."""

@@ -41,11 +41,14 @@ def test_command_settings_and_health_check(dockerfile: str, short_path: Path) ->
     assert command == ["tiroir", "serve"]
     given = settings(dockerfile) | {"data_dir": str(short_path)}
     health = json.loads(instruction(dockerfile, "HEALTHCHECK").partition("CMD ")[2])
-    service = Service(command=(str(Path(sys.executable).parent / command[0]), *command[1:]), **given)
+    service = Service(tuple(command), **given)
     service.environment["TIROIR_PORT"] = str(service.port)
+    service.environment["PATH"] = f"{Path(sys.executable).parent}:{service.environment['PATH']}"  # as in the image
 
     def healthy() -> bool:
-        return subprocess.run(health, env=service.environment, capture_output=True, check=False).returncode == 0
+        # env looks the program up in the PATH that it is given
+        checked = subprocess.run(["/usr/bin/env", *health], env=service.environment, capture_output=True, check=False)
+        return checked.returncode == 0
 
     assert not healthy()
     service.start().wait_until_ready()

@@ -123,4 +123,4 @@ def test_texts_and_keys_stay_out_of_the_log(service: Service, client: Client) ->
     client.post("/v1/collections/shop/documents", json={"key": f"{private}\0", "text": private})
     get(service, f"/v1/collections/shop/near-duplicates?text={private}{'x' * 70_000}")
     assert private not in service.log
-    assert "GET /collections/{collection}/near-duplicates 200" in service.log
+    assert "GET /v1/collections/{collection}/near-duplicates 200" in service.log

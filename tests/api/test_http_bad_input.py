@@ -276,6 +276,8 @@ def _not_yet() -> Iterable[Refused]:
     yield Refused("GET", f"{SHOP}/near-duplicates?html=x", code="not_supported", pointers=("/html",))
     yield refused("POST", f"{UNBORN}/documents/batch", {"documents": []}, "", "not_supported")
     yield refused("POST", f"{SHOP}/near-duplicates/batch", {"queries": []}, "", "not_supported")
+    yield refused("POST", "/v1/near-duplicates", {"collections": ["shop"], "text": "x"}, "", "not_supported")
+    yield refused("POST", "/v1/near-duplicates/batch", {"collections": ["shop"], "queries": []}, "", "not_supported")
 
 
 async def test_what_a_later_version_takes(client: AsyncClient, database: str, subtests: pytest.Subtests) -> None:

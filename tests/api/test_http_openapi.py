@@ -228,3 +228,8 @@ async def test_the_page_loads_nothing_from_elsewhere(client: AsyncClient) -> Non
     for path in paths:
         assert path.startswith("/")
         assert (await client.get(path)).status_code == 200
+
+
+async def test_the_root_leads_to_the_page(client: AsyncClient) -> None:
+    answer = await client.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/docs")

@@ -25,8 +25,8 @@ from app.postgres.embedded import THROWAWAY_SETTINGS, EmbeddedPostgres, Embedded
 AS_ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not AS_ROOT, reason="only root can act as another user")
 
-DISK = Path("/tmp")  # noqa: S108 mkdtemp names what is in it
-MEMORY = Path("/dev/shm")  # noqa: S108 as above
+DISK = Path("/tmp")
+MEMORY = Path("/dev/shm")
 MEMORY_HAS_ROOM = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 1 << 30
 
 # A process that prepares and uses servers elsewhere than here must not share our memory or open files.

@@ -111,7 +111,7 @@ async def test_after_a_long_outage_no_request_waits_for_the_next_attempt(
         await pages.keys(7)
     # Each connection is tried for three times, then none is left; then one at a time.
     await until(lambda: service.pool.get_stats()["connections_errors"] > 3 * POOL + 3)
-    assert service.pool.get_stats()["pool_size"] == 1
+    assert service.pool.get_stats()["pool_size"] <= 1
     await start(postgres)
     with anyio.fail_after(POOL_TIMEOUT):
         assert await pages.keys(7) == ["a"]

@@ -185,6 +185,17 @@ async def test_a_use_case_that_is_cancelled_leaves_nothing(
     await until(lambda: waiting_for_locks(observer) == 0)
 
 
+async def test_use_cases_that_are_cancelled_at_any_moment_lose_no_connection(service: Opened, pages: Pages) -> None:
+    before = await session(service)
+    for number in range(100):
+        async with anyio.create_task_group() as tasks:
+            for key in ("b", "c", "d"):
+                tasks.start_soon(pages.index, key, number)
+            await anyio.sleep(number / 10_000)
+            tasks.cancel_scope.cancel()
+    assert await session(service) == before
+
+
 async def test_a_deletion_that_fails_leaves_everything(service: Opened, pages: Pages, database: str) -> None:
     before = await session(service)
     with psycopg.connect(database) as reader:

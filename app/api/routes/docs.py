@@ -2,13 +2,15 @@
 
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 _FILES = "/docs/files"
 
 
 def install(app: FastAPI) -> None:
+    app.router.routes.append(Route("/", RedirectResponse("/docs"), include_in_schema=False))
     app.mount(_FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
 
     @app.get("/docs", include_in_schema=False)

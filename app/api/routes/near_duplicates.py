@@ -15,6 +15,8 @@ router = APIRouter(
     prefix="/v1/collections/{collection}/near-duplicates", tags=["near-duplicates"], route_class=JsonRoute
 )
 
+across_collections = APIRouter(prefix="/v1/near-duplicates", route_class=JsonRoute)
+
 
 async def _find(services: Services, collection: str, asked: LookupParameters | LookupRequest) -> LookupAnswer:
     options = Options(asked.threshold, asked.limit)
@@ -46,3 +48,9 @@ async def post_near_duplicates(
 @router.post("/batch", include_in_schema=False)
 async def post_lookups() -> Problem:
     raise NotSupportedError("batches are not supported yet: send lookups one by one", pointer="")
+
+
+@across_collections.post("", include_in_schema=False)
+@across_collections.post("/batch", include_in_schema=False)
+async def post_across_collections() -> Problem:
+    raise NotSupportedError("lookups over several collections are not supported yet: ask each by itself", pointer="")
