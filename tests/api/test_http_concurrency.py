@@ -134,6 +134,7 @@ async def test_documents_that_come_and_go_at_once_stay_consistent(client: AsyncC
 
 
 async def test_a_collection_that_is_deleted_while_clients_write_and_look_up(client: AsyncClient, database: str) -> None:
+    await put(client, "first", text=text_of(300))  # else all deletions may come before the first write is done
     requests: list[Callable[[], Awaitable[Response]]] = []
     for number in range(60):
         requests += [
