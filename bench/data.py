@@ -12,16 +12,15 @@ from app.core.scheme import ARTICLE
 
 COLLECTION = "bench"
 
-# The article's table: the page itself holds the generated blocks, each with an index of one column.
+# The article's table: the same documents, each of which holds its generated blocks, with an index of one column each.
 _ARTICLE_TABLE = (
     b"""CREATE TABLE article_page (
-        key text NOT NULL,
-        simhash bigint NOT NULL,
+        LIKE document,
         b0 integer GENERATED ALWAYS AS ((simhash >> 48) & 32767) STORED,
         b1 integer GENERATED ALWAYS AS ((simhash >> 32) & 65535) STORED,
         b2 integer GENERATED ALWAYS AS ((simhash >> 16) & 65535) STORED,
         b3 integer GENERATED ALWAYS AS (simhash & 65535) STORED)""",
-    b"INSERT INTO article_page (key, simhash) SELECT key, simhash FROM document",
+    b"INSERT INTO article_page SELECT * FROM document",
     b"CREATE INDEX ON article_page (b0)",
     b"CREATE INDEX ON article_page (b1)",
     b"CREATE INDEX ON article_page (b2)",
@@ -56,9 +55,9 @@ def fill(conninfo: str, size: int) -> Filled:
         )
         _copy(
             connection,
-            b"COPY document (collection_id, key, simhash, words, metadata) FROM STDIN",
+            b"COPY document (collection_id, key, content_hash, simhash, words, metadata) FROM STDIN",
             (
-                f"{collection_id}\thttps://example.org/page/{number}\t{simhash}\t300\t{{}}\n"
+                f"{collection_id}\thttps://example.org/page/{number}\t\\\\x{number:032x}\t{simhash}\t300\t{{}}\n"
                 for number, simhash in enumerate(simhashes)
             ),
         )

@@ -11,7 +11,7 @@ from app.service.catalog import Catalog
 from app.service.near_duplicates import Options, plan_lookup
 from app.settings import Settings
 from app.store.database import Database, create_pool
-from app.store.lookups import queue_lookup
+from app.store.lookups import Lookup, parameters, queue_lookup
 from bench.data import COLLECTION, Filled
 
 THRESHOLDS = (3, 5, 7, 10, 12, 15)
@@ -27,20 +27,14 @@ _YARDSTICK = (
     b"SET enable_seqscan = on",
     b"SET enable_bitmapscan = on",
 )
-_SCAN = b"""
-SELECT d.key, f.simhash, bit_count((f.simhash # %(simhash)s::bigint)::bit(64)) AS distance, d.metadata
-FROM fingerprint f JOIN document d ON d.collection_id = f.collection_id AND d.simhash = f.simhash
-WHERE f.collection_id = %(collection_id)s::int
-  AND bit_count((f.simhash # %(simhash)s::bigint)::bit(64)) <= %(threshold)s::int
-ORDER BY distance, f.simhash, d.key
-LIMIT %(limit)s::int
-"""
 _ARTICLE = b"""
-SELECT key, simhash, bit_count((simhash # %(simhash)s::bigint)::bit(64)) AS distance
+SELECT key, simhash, bit_count((simhash # %(simhash)s::bigint)::bit(64)) AS distance,
+       coalesce(content_hash = %(content_hash)s::bytea, false) AS exact, metadata
 FROM article_page
-WHERE (b0 = ((%(simhash)s::bigint >> 48) & 32767) OR b1 = ((%(simhash)s::bigint >> 32) & 65535)
+WHERE collection_id = %(collection_id)s::int
+  AND (b0 = ((%(simhash)s::bigint >> 48) & 32767) OR b1 = ((%(simhash)s::bigint >> 32) & 65535)
     OR b2 = ((%(simhash)s::bigint >> 16) & 65535) OR b3 = (%(simhash)s::bigint & 65535))
-  AND bit_count((simhash # %(simhash)s::bigint)::bit(64)) <= 3
+  AND bit_count((simhash # %(simhash)s::bigint)::bit(64)) <= %(threshold)s::int
 ORDER BY distance, simhash, key
 LIMIT %(limit)s::int
 """
@@ -61,38 +55,40 @@ async def measure(settings: Settings, conninfo: str, filled: Filled) -> Lookups:
         catalog = Catalog(database)
         place = await catalog.place(COLLECTION)
         async with database.connection() as connection:
-            statement: dict[int, float] = {}
-            for threshold in THRESHOLDS:
-                plans = [
+            plans = {
+                threshold: [
                     await plan_lookup(
                         catalog, connection, place, given(query), Options(threshold, LIMIT), except_key=None
                     )
                     for query in filled.queries
                 ]
-                times: list[float] = []
-                for plan in plans:
-                    start = time.perf_counter()
-                    matches = await (await queue_lookup(connection, replace(plan, scan=False))).result()
-                    times.append(time.perf_counter() - start)
-                    if not matches.items:
-                        raise AssertionError("a planted document was not found")
-                statement[threshold] = median(times)
-        async with await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0) as plain:
-            for setting in _YARDSTICK:
-                await plain.execute(setting)
-            parameters = {"collection_id": place.collection.id, "threshold": 3, "limit": LIMIT}
-            full_scan = await _median(plain, _SCAN, parameters, filled.queries[:_SCANS])
-            article = await _median(plain, _ARTICLE, parameters, filled.queries)
+                for threshold in THRESHOLDS
+            }
+            statement = {threshold: await _ours(connection, plans[threshold], scan=False) for threshold in THRESHOLDS}
+    async with await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0) as plain:
+        for setting in _YARDSTICK:
+            await plain.execute(setting)
+        full_scan = await _ours(plain, plans[3][:_SCANS], scan=True)
+        article = await _articles(plain, plans[3])
     return Lookups(statement, full_scan, article)
 
 
-async def _median(
-    connection: AsyncConnection, statement: bytes, parameters: dict[str, int], queries: list[int]
-) -> float:
+async def _ours(connection: AsyncConnection, plans: list[Lookup], *, scan: bool) -> float:
     times: list[float] = []
-    for query in queries:
+    for plan in plans:
         start = time.perf_counter()
-        rows = await (await connection.execute(statement, {**parameters, "simhash": query})).fetchall()
+        matches = await (await queue_lookup(connection, replace(plan, scan=scan))).result()
+        times.append(time.perf_counter() - start)
+        if not matches.items:
+            raise AssertionError("a planted document was not found")
+    return median(times)
+
+
+async def _articles(connection: AsyncConnection, plans: list[Lookup]) -> float:
+    times: list[float] = []
+    for plan in plans:
+        start = time.perf_counter()
+        rows = await (await connection.execute(_ARTICLE, parameters(replace(plan, scan=True)))).fetchall()
         times.append(time.perf_counter() - start)
         if not rows:
             raise AssertionError("a planted document was not found")

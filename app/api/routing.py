@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Coroutine
 from email.message import Message
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 
 from app.api.problems import MEDIA_TYPE, SCHEMA_REFERENCE, codes_of
 from app.api.schemas import QueryParameters
 from app.runtime import Services
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class JsonRoute(APIRoute):
@@ -40,13 +44,38 @@ def _is_json(content_type: str) -> bool:
     return message.get_content_type() == "application/json" and message.get_content_charset("utf-8") == "utf-8"
 
 
-async def _services(request: Request) -> Services:
+async def services_of(request: Request) -> Services:
     """Asynchronous though it awaits nothing: FastAPI hands plain functions to a thread, half the time of a lookup."""
     services: Services = request.state.services
     return services
 
 
-ServicesOfProcess = Annotated[Services, Depends(_services)]
+ServicesOfProcess = Annotated[Services, Depends(services_of)]
+
+
+def from_query(request: Request, model: type[Model]) -> Model:
+    """The query as `model`, in one go: FastAPI's way, field by field, is a tenth of the time of a lookup.
+
+    A route that uses it describes the model by `described_query`.
+    """
+    try:
+        return model.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError([{**each, "loc": ("query", *each["loc"])} for each in found]) from None
+
+
+def described_query(model: type[BaseModel]) -> dict[str, Any]:
+    """OpenAPI's description of the parameters that `from_query` reads: what FastAPI would have written."""
+    schema = model.model_json_schema()
+    required = schema.get("required", [])
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": name in required, "schema": described}
+            | ({"description": described["description"]} if "description" in described else {})
+            for name, described in schema["properties"].items()
+        ]
+    }
 
 
 async def _no_parameters(_: Annotated[QueryParameters, Query()]) -> None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import combinations
 from math import comb
 
-from app.core.layout import Layout
+from app.core.layout import Band, Layout
 
 NOT_PROBED = -1
 
@@ -33,11 +33,11 @@ class ProbePlan:
 
     def values(self, simhash: int) -> list[list[int]]:
         """For each band the values to look up: all within its radius of the band's value, and in its live bits."""
-        return [
-            [value ^ mask for mask in _masks(band.live_width(self.bits), radius)]
-            for band, radius in zip(self.layout.bands, self.radii, strict=True)
-            for value in (band.value(simhash),)
-        ]
+        listed: list[list[int]] = []
+        for band, masks in _band_masks(self):
+            value = band.value(simhash)
+            listed.append([value ^ mask for mask in masks])
+        return listed
 
 
 @lru_cache(maxsize=1024)
@@ -66,6 +66,15 @@ def plan_probes(layout: Layout, bits: int, threshold: int) -> ProbePlan:
 
 def _count(width: int, radius: int) -> int:
     return sum(comb(width, flips) for flips in range(radius + 1))
+
+
+@lru_cache(maxsize=256)
+def _band_masks(plan: ProbePlan) -> tuple[tuple[Band, tuple[int, ...]], ...]:
+    """Each band with what is to be flipped in its value."""
+    return tuple(
+        (band, _masks(band.live_width(plan.bits), radius))
+        for band, radius in zip(plan.layout.bands, plan.radii, strict=True)
+    )
 
 
 @lru_cache(maxsize=256)

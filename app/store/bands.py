@@ -12,12 +12,18 @@ from app.core.model import StoredLayout
 _DISTANCE = sql.SQL("bit_count((simhash # %(simhash)s::bigint)::bit(64))")
 
 
-def probes_parameter(band: Band) -> str:
+def _probes_parameter(band: Band) -> str:
     return f"probes_{band.index}"
 
 
-def radius_parameter(band: Band) -> str:
+def _radius_parameter(band: Band) -> str:
     return f"radius_{band.index}"
+
+
+@lru_cache(maxsize=64)
+def probe_parameters(layout: Layout) -> tuple[str, ...]:
+    """The names of a lookup's parameters that depend on its probes: the radii of all bands, then their values."""
+    return (*map(_radius_parameter, layout.bands), *map(_probes_parameter, layout.bands))
 
 
 def _type(band: Band) -> sql.SQL:
@@ -130,7 +136,7 @@ def _matching(stored: StoredLayout, *, scan: bool) -> sql.Composed:
 def _probed(band: Band) -> sql.Composed:
     return sql.SQL("collection_id = %(collection_id)s::int AND {column} = ANY({probes}::{type}[])").format(
         column=sql.Identifier(band.column),
-        probes=sql.Placeholder(probes_parameter(band)),
+        probes=sql.Placeholder(_probes_parameter(band)),
         type=_type(band),
     )
 
@@ -138,7 +144,7 @@ def _probed(band: Band) -> sql.Composed:
 def _beyond_radius(band: Band) -> sql.Composed:
     return sql.SQL(" AND bit_count(((simhash # %(simhash)s::bigint) & {mask})::bit(64)) > {radius}::int").format(
         mask=sql.Literal(to_signed(band.mask << band.shift)),
-        radius=sql.Placeholder(radius_parameter(band)),
+        radius=sql.Placeholder(_radius_parameter(band)),
     )
 
 

@@ -96,13 +96,15 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[AsyncConnection]:
-        """A connection in autocommit mode. Failures that a caller can wait out are raised as UnavailableError."""
+        """A connection in autocommit mode. Failures that a caller can wait out are raised as UnavailableError.
+
+        Transactions are the use-cases' own, so there is nothing to end; where one was broken off, the pool rolls back.
+        """
         with translated_errors():
             connection = await self._working_connection()
             self._held += 1
             try:
-                async with connection:  # the pool's stay open; a transaction ends
-                    yield connection
+                yield connection
             finally:
                 self._held -= 1
                 await self._pool.putconn(connection)

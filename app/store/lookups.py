@@ -79,11 +79,9 @@ def parameters(lookup: Lookup) -> Parameters:
 
 def _probe_parameters(probes: ProbePlan, simhash: int) -> Parameters:
     """Values go as the text of an array: building a typed one costs the client a microsecond a value."""
-    named: Parameters = {}
-    for band, radius, values in zip(probes.layout.bands, probes.radii, probes.values(simhash), strict=True):
-        named[bands.probes_parameter(band)] = "{" + ",".join(map(str, values)) + "}"
-        named[bands.radius_parameter(band)] = radius
-    return named
+    arrays = (f"{{{','.join(map(str, values))}}}" for values in probes.values(simhash))
+    names = bands.probe_parameters(probes.layout)
+    return dict(zip(names, (*probes.radii, *arrays), strict=True))
 
 
 async def count_candidates(connection: AsyncConnection, lookup: Lookup) -> int:

@@ -1,11 +1,17 @@
 """Near-duplicates of a text, a fingerprint or a stored document."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Request
 
 from app.api.problems import Problem
-from app.api.routing import NO_PARAMETERS, JsonRoute, ServicesOfProcess, problems
+from app.api.routing import (
+    NO_PARAMETERS,
+    JsonRoute,
+    ServicesOfProcess,
+    described_query,
+    from_query,
+    problems,
+    services_of,
+)
 from app.api.schemas import CollectionName, LookupAnswer, LookupParameters, LookupRequest
 from app.core.errors import NotSupportedError
 from app.runtime import Services
@@ -24,12 +30,16 @@ async def _find(services: Services, collection: str, asked: LookupParameters | L
     return LookupAnswer.of(found, explain=asked.explain)
 
 
-@router.get("", responses=problems(404, 414), response_model_exclude_unset=True)
-async def find_near_duplicates(
-    services: ServicesOfProcess, collection: CollectionName, asked: Annotated[LookupParameters, Query()]
-) -> LookupAnswer:
+@router.get(
+    "",
+    responses=problems(404, 414),
+    response_model_exclude_unset=True,
+    openapi_extra=described_query(LookupParameters),
+)
+async def find_near_duplicates(request: Request, collection: CollectionName) -> LookupAnswer:
     """Near-duplicates, nearest first. For long texts use POST: a URL holds 65,535 bytes at most."""
-    return await _find(services, collection, asked)
+    asked = from_query(request, LookupParameters)
+    return await _find(await services_of(request), collection, asked)
 
 
 @router.post(
