@@ -64,7 +64,7 @@ class Settings(BaseSettings):
         if value is None:
             return None
         url = value.get_secret_value()
-        _, _, authority = url.partition("://")
+        _, _, authority = url.partition("?")[0].partition("://")
         userinfo, _, _ = authority.rpartition("@")
         if re.search(r"[@/\s]|%(?![0-9a-fA-F]{2})", userinfo):
             raise ValueError("percent-encode the characters @ / % and space of the user name and the password")

@@ -43,7 +43,7 @@ class Gate:
             _log.info("%s %s %d %.1f ms", scope["method"], route, status, 1000 * (time.perf_counter() - start))
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
-        length = Headers(scope=scope).get("content-length", "0")
+        length = Headers(scope=scope).get("content-length", "0").strip()
         if not length.isdecimal() or int(length) > self._max_body_bytes:
             return problem_response(
                 "body_too_large", f"a body has at most {self._max_body_bytes} bytes (TIROIR_MAX_BODY_BYTES)"

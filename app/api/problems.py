@@ -49,6 +49,7 @@ _DETAILS = {
     "body_too_large": "the body has more bytes than TIROIR_MAX_BODY_BYTES allows",
 }
 RETRY_AFTER = 1  # seconds
+_MOST_ERRORS = 100
 
 MEDIA_TYPE = "application/problem+json"
 SCHEMA_REFERENCE = "#/components/schemas/Problem"  # in the OpenAPI document
@@ -137,7 +138,10 @@ def _validation_error(_: Request, error: Exception) -> JSONResponse:
     if first["type"] == "missing" and tuple(first["loc"]) == ("body",):
         return problem_response("invalid_json", "the body is empty")
     # The first part of a location says where the member was: body, query or path.
-    invalid = [InvalidMember(pointer=pointer(*each["loc"][1:]), detail=_printable(str(each["msg"]))) for each in found]
+    invalid = [
+        InvalidMember(pointer=pointer(*each["loc"][1:]), detail=_printable(str(each["msg"])))
+        for each in found[:_MOST_ERRORS]
+    ]
     code = first["type"] if first["type"] in PROBLEMS else "invalid_input"
     place = invalid[0].pointer or f"the {first['loc'][0]}"
     return problem_response(code, f"{place}: {invalid[0].detail}", invalid=invalid)
@@ -173,5 +177,5 @@ def _defect(_: Request, error: Exception) -> JSONResponse:
     return problem_response(
         "internal_error",
         "something that should not happen; the log has more under the request_id",
-        headers={"X-Request-ID": correlation_id.get() or ""},
+        headers={"X-Request-ID": correlation_id.get() or "", "Connection": "close"},  # the server closes it
     )

@@ -1,10 +1,11 @@
 """What goes in and out over HTTP. Requests are strict: no unknown member, no number for a string or the reverse."""
 
+import json
 import math
 import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self, TypedDict
+from typing import Annotated, Any, Literal, Self, TypedDict, cast
 
 from pydantic import (
     AfterValidator,
@@ -28,7 +29,9 @@ from app.service.near_duplicates import Content, Found, Key, Simhash, Text
 MAX_LIMIT = 1000
 DEFAULT_LIMIT = 20
 DEFAULT_PAGE = 100
+MAX_MEMBERS = 64  # of an object other than metadata
 MAX_METADATA_DEPTH = 32
+MAX_METADATA_BYTES = 65_536  # as compact JSON; it comes back with every match
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 
 
@@ -52,7 +55,16 @@ def _short_enough(key: str) -> str:
 
 
 def _storable_metadata(metadata: model.Metadata) -> model.Metadata:
-    """Refuses what JSON can't say or jsonb can't hold, and what is nested too deep to be walked everywhere."""
+    """Refuses what JSON can't say or jsonb can't hold, and what is too large or too deep to come with every match."""
+    _require_storable(metadata)
+    if len(json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode()) > MAX_METADATA_BYTES:
+        raise PydanticCustomError(
+            "invalid_input", "metadata has at most {most} bytes as compact JSON", {"most": MAX_METADATA_BYTES}
+        )
+    return metadata
+
+
+def _require_storable(metadata: model.Metadata) -> None:
     level: list[model.Json] = [metadata]
     for _ in range(MAX_METADATA_DEPTH):
         below: list[model.Json] = []
@@ -67,7 +79,7 @@ def _storable_metadata(metadata: model.Metadata) -> model.Metadata:
             elif isinstance(value, float) and not math.isfinite(value):
                 raise PydanticCustomError("invalid_input", "NaN and infinities are not JSON")
         if not below:
-            return metadata
+            return
         level = below
     raise PydanticCustomError(
         "invalid_input", "metadata is nested deeper than {most} levels", {"most": MAX_METADATA_DEPTH}
@@ -140,6 +152,18 @@ CollectionName = Annotated[str, Field(pattern=NAME_PATTERN, examples=["shop"])]
 class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_members(cls, given: object) -> object:
+        """Each unknown member is an error of its own: a body of a million of them would take a minute to refuse."""
+        if isinstance(given, dict):
+            members = cast("dict[str, object]", given)
+            if len(members) > MAX_MEMBERS:
+                detail = "an object has at most {most} members"
+                raise PydanticCustomError("invalid_input", detail, {"most": MAX_MEMBERS})
+            return members
+        return given
+
 
 class QueryParameters(BaseModel):
     """No parameters at all: one that is ignored, a misspelt threshold say, changes the answer without a word."""
@@ -187,7 +211,8 @@ _PAGE_TEXT = "Toutes nos paires sont expédiées sous 24 heures depuis notre ent
 
 class DocumentContents(Contents, Request):
     metadata: Metadata | None = Field(
-        default=None, description="Yours to use. Where it is left out, a stored document keeps what it has."
+        default=None,
+        description="Yours to use, at most 64 KiB as compact JSON. Left out, a stored document keeps what it has.",
     )
 
 

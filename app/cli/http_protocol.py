@@ -5,6 +5,7 @@ import json
 import logging
 from uuid import uuid4
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.api.problems import MEDIA_TYPE, PROBLEMS
@@ -25,8 +26,34 @@ class HttpProtocol(HttpToolsProtocol):
     _refused = False
 
     def data_received(self, data: bytes) -> None:
-        if not self._refused:
-            super().data_received(data)
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except HttpParserError:
+            self.send_400_response("the request is not HTTP")
+
+    def _ignore_upgrade(self, body: bytes) -> None:
+        """Reads the request again without the wish for another protocol, which clients of HTTP/2 send along.
+
+        The parser takes such a request to have no body: what follows would be lost, or read as the next request.
+        """
+        version = self.parser.get_http_version().encode()
+        head = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        head += [name + b": " + value for name, value in self.headers if name not in {b"upgrade", b"connection"}]
+        self.parser = HttpRequestParser(self)
+        self.data_received(b"\r\n".join(head) + b"\r\n\r\n" + body)
+
+    def on_headers_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)

@@ -6,11 +6,16 @@ import os
 import signal
 import sys
 from logging.config import dictConfig
+from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
+from threading import Thread
 from typing import Any, NoReturn
 
 import uvicorn
+from fastapi import FastAPI
 
 from app.cli.http_protocol import HttpProtocol
+from app.main import create_app
 from app.postgres.migrate import migrate
 from app.runtime import database, services
 from app.settings import Settings
@@ -45,24 +50,38 @@ def serve(settings: Settings) -> None:
     logs = log_configuration(settings)
     dictConfig(logs)
     signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGHUP, _hang_up)
     with database(settings) as conninfo:
         if settings.database_url is None:
             _log.info("embedded PostgreSQL, data in %s", settings.data_dir)
         migrate(conninfo, connect_timeout=settings.connect_timeout)
         asyncio.run(_rehearse(settings))
         uvicorn.run(
-            "app.main:create_app",
+            "app.cli.server:create_followed_app",
             factory=True,
             host=settings.host,
             port=settings.port,
             workers=settings.workers,
             http=HttpProtocol,
             loop="auto",
+            ws="none",
             log_config=logs,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=settings.shutdown_timeout,
         )
+
+
+def create_followed_app() -> FastAPI:
+    """The application; in a worker it ends with the process that started it, which may be killed without a word."""
+    if (parent := parent_process()) is not None:
+        Thread(target=_end_after, args=(parent,), daemon=True).start()
+    return create_app()
+
+
+def _end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def _rehearse(settings: Settings) -> None:
@@ -73,6 +92,11 @@ async def _rehearse(settings: Settings) -> None:
 def _terminate(number: int, _: object) -> NoReturn:
     """An exception, so that whatever is open is closed; uvicorn takes the signal while it runs, then hands it on."""
     sys.exit(0 if number == signal.SIGTERM else 128 + number)
+
+
+def _hang_up(number: int, frame: object) -> None:  # noqa: ARG001  a handler's arguments
+    """The terminal was closed: a stop like any other."""
+    signal.raise_signal(signal.SIGTERM)
 
 
 def export(settings: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ def engine(conninfo: str) -> Engine:
     """SQLAlchemy, which alembic needs, on a connection that psycopg makes: libpq's own syntax and options hold."""
     return create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(conninfo, application_name="tiroir migrate"),
+        creator=lambda: psycopg.connect(conninfo, client_encoding="UTF8", application_name="tiroir migrate"),
         poolclass=NullPool,
     )
 
@@ -48,7 +48,11 @@ def migrate(conninfo: str, *, connect_timeout: int) -> None:
     """
     try:
         with psycopg.connect(
-            conninfo, autocommit=True, connect_timeout=connect_timeout, application_name="tiroir migrate"
+            conninfo,
+            autocommit=True,
+            client_encoding="UTF8",
+            connect_timeout=connect_timeout,
+            application_name="tiroir migrate",
         ) as connection:
             _require_server(connection)
             _lock(connection)

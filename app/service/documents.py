@@ -9,7 +9,7 @@ from app.core.scheme import ARTICLE, Digest
 from app.service.catalog import Catalog, Place, document_not_found
 from app.service.near_duplicates import Content, Options, Text, digest_content, digest_for, plan_lookup
 from app.store import collections, documents
-from app.store.database import Database
+from app.store.database import Database, StaleCatalogError
 from app.store.documents import Write, queue_write
 from app.store.lookups import queue_lookup
 
@@ -66,7 +66,7 @@ class Documents:
             await digest_content(content, ARTICLE)
             async with self._database.connection() as connection:
                 await collections.create(connection, name, ARTICLE, store_text=True)
-            place = await self._catalog.place(name)
+            raise StaleCatalogError from None  # it exists now: from the start
         return place, await digest_for(self._database, place.collection, content)
 
     async def get(self, name: str, key: str) -> Document:

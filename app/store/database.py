@@ -1,8 +1,7 @@
 """The pool of connections, and what psycopg's errors mean to a caller."""
 
 import select
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
 
 from psycopg import AsyncConnection, Error, InterfaceError, OperationalError, errors
 from psycopg.conninfo import conninfo_to_dict
@@ -26,6 +25,10 @@ def _session_options(settings: Settings) -> str:
     have all that is needed; on a table that was small when a plan was made they would stay for as long as it is kept.
     """
     options = {
+        # What a write relies on behind its lock is a snapshot a statement.
+        "default_transaction_isolation": r"read\ committed",
+        "datestyle": "ISO",
+        "timezone": "UTC",
         "plan_cache_mode": "force_generic_plan",
         "max_parallel_workers_per_gather": "0",
         "jit": "off",
@@ -47,6 +50,7 @@ def create_pool(conninfo: str, settings: Settings) -> AsyncConnectionPool[AsyncC
             "autocommit": True,
             "prepare_threshold": 0,
             "connect_timeout": settings.connect_timeout,
+            "client_encoding": "UTF8",
             "application_name": given.get("application_name") or APPLICATION_NAME,
             "options": f"{given.get('options') or ''} {_session_options(settings)}".strip(),
         },
@@ -94,20 +98,22 @@ class Database:
         self._pool = pool
         self._held = 0
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncGenerator[AsyncConnection]:
-        """A connection in autocommit mode. Failures that a caller can wait out are raised as UnavailableError.
+    def connection(self) -> "_Lease":
+        """`async with` it: a connection in autocommit mode. Failures that a caller can wait out are UnavailableError.
 
         Transactions are the use-cases' own, so there is nothing to end; where one was broken off, the pool rolls back.
         """
-        with translated_errors():
-            connection = await self._working_connection()
-            self._held += 1
-            try:
-                yield connection
-            finally:
-                self._held -= 1
-                await self._pool.putconn(connection)
+        return _Lease(self)
+
+    async def take(self) -> AsyncConnection:
+        """For _Lease, which gives it back."""
+        connection = await self._working_connection()
+        self._held += 1
+        return connection
+
+    async def give_back(self, connection: AsyncConnection) -> None:
+        self._held -= 1
+        await self._pool.putconn(connection)
 
     async def _working_connection(self) -> AsyncConnection:
         """The pool's own check waits seconds after each connection that it finds dead, as all are after a restart."""
@@ -128,23 +134,51 @@ class Database:
                 return connection
 
 
+class _Lease:
+    """A class, since contextlib's generators, two of them, were a twentieth of the time of a lookup."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: AsyncConnection | None = None
+
+    async def __aenter__(self) -> AsyncConnection:
+        try:
+            self._connection = await self._database.take()
+        except Error as error:
+            raise _translated(error) from error
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        connection = self._connection
+        assert connection is not None  # noqa: S101  entered
+        if isinstance(error, errors.ReadOnlySqlTransaction):
+            await connection.close()  # the session may stay read-only when the database isn't any more
+        await self._database.give_back(connection)
+        if isinstance(error, Error) and not isinstance(error, errors.UndefinedTable):  # that tells a stale catalog
+            translated = _translated(error)
+            if isinstance(translated, UnexpectedDatabaseError):
+                raise translated.with_traceback(traceback) from None
+            raise translated from error
+
+
 # SQLSTATE classes and codes: the server is gone, going, full, or read-only.
 _UNAVAILABLE = ("08", "53", "57P", "58", "25006", "40")
 _UNREACHABLE = "the database can't be reached or can't take requests now; try again"
+_TOO_LONG = (
+    errors.QueryCanceled,
+    errors.LockNotAvailable,
+    errors.IdleInTransactionSessionTimeout,
+    errors.TransactionTimeout,
+)
 
 
-@contextmanager
-def translated_errors() -> Generator[None]:
+def _translated(error: Error) -> Exception:
     """Tells what a caller can wait out from what is our own mistake; by SQLSTATE, since messages are translated."""
-    try:
-        yield
-    except (errors.QueryCanceled, errors.LockNotAvailable, errors.IdleInTransactionSessionTimeout) as error:
-        raise QueryTimeoutError("the database took too long; try again, or ask for less") from error
-    except Error as error:
-        lost = isinstance(error, OperationalError | InterfaceError) and error.sqlstate is None
-        if lost or (error.sqlstate or "").startswith(_UNAVAILABLE):
-            raise UnavailableError(_UNREACHABLE) from error
-        if isinstance(error, errors.UndefinedTable):
-            raise  # tells the catalog that it is stale
-        message = f"{type(error).__name__} {error.sqlstate}: {error.diag.message_primary}"
-        raise UnexpectedDatabaseError(message).with_traceback(error.__traceback__) from None
+    if isinstance(error, _TOO_LONG):
+        return QueryTimeoutError("the database took too long; try again, or ask for less")
+    lost = isinstance(error, OperationalError | InterfaceError) and error.sqlstate is None
+    if lost or (error.sqlstate or "").startswith(_UNAVAILABLE):
+        return UnavailableError(_UNREACHABLE)
+    return UnexpectedDatabaseError(f"{type(error).__name__} {error.sqlstate}: {error.diag.message_primary}")

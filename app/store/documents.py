@@ -29,6 +29,7 @@ class Write:
 class QueuedWrite:
     """Statements under way in a pipeline, whose answers are still to be read."""
 
+    _digest: Digest
     _expected_layouts: list[int]
     _guard: AsyncCursor[TupleRow]
     _upsert: AsyncCursor[TupleRow]
@@ -43,6 +44,8 @@ class QueuedWrite:
         if document is None:  # unchanged when it was seen, which locks nothing, and deleted since
             raise StaleCatalogError
         if upserted is None:
+            if (document.simhash, document.content_hash) != (self._digest.simhash, self._digest.content_hash):
+                raise StaleCatalogError  # it was the same; another client has replaced it since
             return Outcome.UNCHANGED, document
         return Outcome.CREATED if upserted[0] else Outcome.REPLACED, document
 
@@ -78,7 +81,7 @@ async def queue_write(
                 bands.insert(layout), {"collection_id": collection.id, "simhash": write.digest.simhash}
             )
     document = await connection.cursor(row_factory=class_row(Document)).execute(_SQL["get"], identity)
-    return QueuedWrite([layout.id for layout in live], guard, upsert, document)
+    return QueuedWrite(write.digest, [layout.id for layout in live], guard, upsert, document)
 
 
 async def get(connection: AsyncConnection, collection_id: int, key: str) -> Document | None:

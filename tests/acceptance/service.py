@@ -70,6 +70,13 @@ class Service:
     def log(self) -> str:
         return "".join(self._log)
 
+    def logs(self, text: str) -> bool:
+        """Whether this is logged, or is so soon: a pipe and a thread are between us."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.log and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return text in self.log
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -122,5 +123,38 @@ def test_texts_and_keys_stay_out_of_the_log(service: Service, client: Client) ->
     client.post("/v1/collections/shop/near-duplicates", json={"text": private, private: 1})
     client.post("/v1/collections/shop/documents", json={"key": f"{private}\0", "text": private})
     get(service, f"/v1/collections/shop/near-duplicates?text={private}{'x' * 70_000}")
-    assert private not in service.log
+    client.get("/version")
+    assert service.logs("GET /version 200")  # the last of them, so all are there
     assert "GET /v1/collections/{collection}/near-duplicates 200" in service.log
+    assert private not in service.log
+
+
+def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(service: Service, client: Client) -> None:
+    """Clients of HTTP/2 send it along; what follows must be neither lost nor taken for the next request."""
+    body = json.dumps({"text": "an upgrade " * 20}).encode()
+    head = (
+        b"PUT /v1/collections/shop/documents/upgrade HTTP/1.1\r\nHost: t\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\nContent-Type: application/json\r\n"
+        b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n"
+    )
+    for pieces in ([head + body], [head, body], [head[:50], head[50:] + body[:10], body[10:]]):
+        client.delete("/v1/collections/shop/documents/upgrade")
+        with socket.create_connection(("127.0.0.1", service.port), timeout=10) as raw:
+            for piece in pieces:
+                raw.sendall(piece)
+                sleep(0.05)
+            assert raw.recv(65536).startswith(b"HTTP/1.1 201")
+    smuggled = b"DELETE /v1/collections/shop/documents/upgrade HTTP/1.1\r\nHost: t\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as raw:
+        raw.sendall(head.replace(str(len(body)).encode(), str(len(smuggled)).encode()))
+        sleep(0.05)
+        raw.sendall(smuggled)
+        assert raw.recv(65536).startswith(b"HTTP/1.1 400")
+    assert client.get("/v1/collections/shop/documents/upgrade").status_code == 200
+
+
+def test_a_million_unknown_members_are_one_error(client: Client) -> None:
+    body = "{" + ",".join(f'"{number}":1' for number in range(1_000_000)) + "}"
+    answer = client.post("/v1/collections/shop/documents", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert len(answer.content) < 1000

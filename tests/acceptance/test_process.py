@@ -1,11 +1,14 @@
 """Start, stop and death of the serving process, on the embedded server."""
 
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
-from service import Service, ends, running
+from service import PATIENCE, Service, ends, running
 
 TEXT = " ".join(f"word{number}" for number in range(250))
 
@@ -43,6 +46,37 @@ def test_a_killed_service_leaves_nothing_broken(short_path: Path) -> None:
         service.stop(signal.SIGKILL)
     with running(data_dir=short_path) as service:
         assert found(service) == ["a"]
+
+
+def test_workers_end_with_the_process_that_started_them(short_path: Path) -> None:
+    with running(data_dir=short_path, workers=2) as service:
+        index(service, "a")
+        service.process.kill()
+        service.wait()
+        assert port_becomes_free(service.port)
+        with running(data_dir=short_path) as again:
+            assert found(again) == ["a"]
+
+
+def port_becomes_free(port: int) -> bool:
+    deadline = monotonic() + PATIENCE
+    while monotonic() < deadline:
+        with closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                sleep(0.05)
+            else:
+                return True
+    return False
+
+
+def test_a_closed_terminal_is_a_stop_like_any_other(short_path: Path) -> None:
+    with running(data_dir=short_path) as service:
+        server = postmaster(short_path)
+        assert service.stop(signal.SIGHUP) == 0
+    assert ends(server)
 
 
 def test_two_services_share_a_data_directory(short_path: Path) -> None:

@@ -479,3 +479,12 @@ async def test_the_limit_of_a_body_is_a_setting_and_exact(settings: Settings) ->
             for content in (body, _chunks(body)):
                 answer = await client.post("/v1/fingerprints", content=content, headers=JSON)
                 assert answer.status_code == status
+
+
+@pytest.mark.parametrize("character", ["x", "é"])
+async def test_metadata_is_small_since_it_comes_with_every_match(client: AsyncClient, character: str) -> None:
+    most = (65_536 - len('{"a":""}')) // len(character.encode())
+    for length, status in ((most, 201), (most + 1, 422)):
+        body = {"text": "x", "metadata": {"a": character * length}}
+        answer = await client.put(f"{SHOP}/documents/{status}", json=body)
+        assert answer.status_code == status, length
