@@ -3,15 +3,18 @@
 import time
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any, cast
 
-from psycopg import AsyncConnection
+import psycopg
+from psycopg.rows import TupleRow
 
 from app.core.scheme import given
 from app.service.catalog import Catalog
 from app.service.near_duplicates import Options, plan_lookup
 from app.settings import Settings
+from app.store import bands
 from app.store.database import Database, create_pool
-from app.store.lookups import Lookup, parameters, queue_lookup
+from app.store.lookups import Lookup, Parameters, parameters
 from bench.data import COLLECTION, Filled
 
 THRESHOLDS = (3, 5, 7, 10, 12, 15)
@@ -50,6 +53,7 @@ class Lookups:
 
 
 async def measure(settings: Settings, conninfo: str, filled: Filled) -> Lookups:
+    """All on plain connections, one statement at a time: what the process adds to a lookup is HTTP's figure."""
     async with create_pool(conninfo, settings) as pool:
         database = Database(pool)
         catalog = Catalog(database)
@@ -64,32 +68,28 @@ async def measure(settings: Settings, conninfo: str, filled: Filled) -> Lookups:
                 ]
                 for threshold in THRESHOLDS
             }
-            statement = {threshold: await _ours(connection, plans[threshold], scan=False) for threshold in THRESHOLDS}
-    async with await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0) as plain:
+        session: dict[str, Any] = dict(cast("dict[str, Any]", pool.kwargs))
+        with psycopg.Connection[TupleRow].connect(conninfo, **session) as ours:
+            statement = {threshold: _ours(ours, plans[threshold], scan=False) for threshold in THRESHOLDS}
+    with psycopg.connect(conninfo, autocommit=True, prepare_threshold=0) as plain:
         for setting in _YARDSTICK:
-            await plain.execute(setting)
-        full_scan = await _ours(plain, plans[3][:_SCANS], scan=True)
-        article = await _articles(plain, plans[3])
+            plain.execute(setting)
+        full_scan = _ours(plain, plans[3][:_SCANS], scan=True)
+        article = _median(plain, [(_ARTICLE, parameters(replace(plan, scan=True))) for plan in plans[3]])
     return Lookups(statement, full_scan, article)
 
 
-async def _ours(connection: AsyncConnection, plans: list[Lookup], *, scan: bool) -> float:
-    times: list[float] = []
-    for plan in plans:
-        start = time.perf_counter()
-        matches = await (await queue_lookup(connection, replace(plan, scan=scan))).result()
-        times.append(time.perf_counter() - start)
-        if not matches.items:
-            raise AssertionError("a planted document was not found")
-    return median(times)
+def _ours(connection: psycopg.Connection, plans: list[Lookup], *, scan: bool) -> float:
+    chosen = [replace(plan, scan=scan) for plan in plans]
+    return _median(connection, [(bands.lookup(plan.layout, scan=scan), parameters(plan)) for plan in chosen])
 
 
-async def _articles(connection: AsyncConnection, plans: list[Lookup]) -> float:
+def _median(connection: psycopg.Connection, statements: list[tuple[bytes, Parameters]]) -> float:
     times: list[float] = []
-    for plan in plans:
+    for statement, values in statements:
         start = time.perf_counter()
-        rows = await (await connection.execute(_ARTICLE, parameters(replace(plan, scan=True)))).fetchall()
+        rows = connection.execute(statement, values).fetchall()
         times.append(time.perf_counter() - start)
-        if not rows:
+        if rows[0][0] is None:
             raise AssertionError("a planted document was not found")
     return median(times)

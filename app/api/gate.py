@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import Counter
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
@@ -75,6 +74,10 @@ def _repeated(query: bytes) -> str | None:
     """A parameter that stands twice: taking either would ignore the other without a word."""
     if b"&" not in query:
         return None
-    parts = filter(None, query.split(b"&"))
-    names = Counter(unquote_to_bytes(part.partition(b"=")[0].replace(b"+", b" ")) for part in parts)
-    return next((name.decode() for name, times in names.items() if times > 1), None)
+    seen: set[bytes] = set()
+    for part in filter(None, query.split(b"&")):
+        name = unquote_to_bytes(part.partition(b"=")[0].replace(b"+", b" "))
+        if name in seen:
+            return name.decode()
+        seen.add(name)
+    return None
