@@ -116,6 +116,7 @@ def test_what_is_no_http_is_answered_as_a_problem(service: Service, client: Clie
 
 
 def test_texts_and_keys_stay_out_of_the_log(service: Service, client: Client) -> None:
+    assert still_serves(client)  # and the collection exists
     private = "confidential-sentence"
     client.get("/v1/collections/shop/near-duplicates", params={"text": private, "unknown": private})
     client.get("/v1/collections/shop/near-duplicates", params={"text": private})
