@@ -99,7 +99,7 @@ async def use_cases(settings: Settings) -> AsyncGenerator[Services]:
 
 
 @asynccontextmanager
-async def client_of(settings: Settings) -> AsyncGenerator[AsyncClient]:
+async def client_of(settings: Settings, *, raise_app_exceptions: bool = False) -> AsyncGenerator[AsyncClient]:
     """An HTTP client of an application of its own in this process. The transport runs no lifespan, so we do."""
     app = create_app(settings)
     async with app.router.lifespan_context(app) as state:
@@ -107,7 +107,7 @@ async def client_of(settings: Settings) -> AsyncGenerator[AsyncClient]:
         async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
             await app({**scope, "state": dict(state or {})}, receive, send)
 
-        transport = ASGITransport(with_state, raise_app_exceptions=False)
+        transport = ASGITransport(with_state, raise_app_exceptions=raise_app_exceptions)
         async with AsyncClient(transport=transport, base_url="http://tiroir") as client:
             yield client
 

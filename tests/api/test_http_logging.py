@@ -6,10 +6,8 @@ from collections.abc import Generator
 from urllib.parse import quote
 
 import pytest
-from httpx2 import ASGITransport, AsyncClient
-from starlette.types import Receive, Scope, Send
+from httpx2 import AsyncClient
 
-from app.main import create_app
 from app.settings import Settings
 from tests.api.support import execute, locked, put, send, text_of
 from tests.conftest import client_of
@@ -105,16 +103,9 @@ async def test_a_defect_that_postgresql_reports_quotes_no_rows(
 ) -> None:
     """The server that runs the application logs what it raises; PostgreSQL's details hold the row that it refuses."""
     execute(database, "ALTER TABLE document ADD CONSTRAINT nothing_goes CHECK (false) NOT VALID")
-    app = create_app(settings)
-    async with app.router.lifespan_context(app) as state:
-
-        async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
-            await app({**scope, "state": dict(state or {})}, receive, send)
-
-        transport = ASGITransport(with_state, raise_app_exceptions=True)
-        async with AsyncClient(transport=transport, base_url="http://tiroir") as client:
-            with pytest.raises(Exception, match="nothing_goes") as raised:
-                await send(client, "PUT", f"{SHOP}/documents/{quote(PRIVATE)}", {"text": PRIVATE})
+    async with client_of(settings, raise_app_exceptions=True) as client:
+        with pytest.raises(Exception, match="nothing_goes") as raised:
+            await send(client, "PUT", f"{SHOP}/documents/{quote(PRIVATE)}", {"text": PRIVATE})
     said = "".join(traceback.format_exception(raised.value))
     assert "CheckViolation 23514" in said
     assert "in _index" in said, "the traceback leads to the use-case"
