@@ -7,7 +7,7 @@ from typing import TypedDict
 from fastapi import FastAPI
 
 from app.api.application import build
-from app.runtime import Services, services
+from app.runtime import Services, process
 from app.settings import Settings
 
 
@@ -21,7 +21,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[State]:
-        async with services(chosen) as opened:
-            yield {"services": opened}
+        async with process(chosen) as opened:
+            if not chosen.run_operations:
+                yield {"services": opened.services}
+                return
+            async with opened.working():
+                yield {"services": opened.services}
 
     return build(chosen, lifespan)

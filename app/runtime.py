@@ -4,16 +4,28 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from psycopg import AsyncConnection
+from psycopg_pool import AsyncConnectionPool
+
+from app.core.model import Operation, OperationKind
 from app.postgres.binaries import best_binaries
 from app.postgres.embedded import EmbeddedPostgres
+from app.service import profiles
+from app.service.audit import Audit
 from app.service.catalog import Catalog
 from app.service.collections import Collections
 from app.service.documents import Documents
 from app.service.health import Health
+from app.service.layout_report import LayoutReports
 from app.service.near_duplicates import NearDuplicates
+from app.service.operations import Operations
+from app.service.operator import Operator, Progress
+from app.service.profiles import Profiles
+from app.service.queue import Queue
+from app.service.rebuild import Rebuild
 from app.settings import Settings
 from app.store import layouts
-from app.store.database import Database, create_pool
+from app.store.database import Database, create_pool, transaction_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +35,39 @@ class Services:
     collections: Collections
     documents: Documents
     near_duplicates: NearDuplicates
+    operations: Operations
+    layout_reports: LayoutReports
     health: Health
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a process that serves, or works on operations, has open."""
+
+    conninfo: str
+    settings: Settings
+    pool: AsyncConnectionPool[AsyncConnection]
+    database: Database
+    catalog: Catalog
+    profiles: Profiles
+    queue: Queue
+    services: Services
+
+    @asynccontextmanager
+    async def working(self) -> AsyncGenerator[None]:
+        """Works on operations beside the body."""
+
+        def rebuild(session: AsyncConnection, operation: Operation, progress: Progress) -> Rebuild:
+            return Rebuild(session, operation, progress, self.settings)
+
+        operator = Operator(
+            self.conninfo,
+            self.settings,
+            self.database,
+            {OperationKind.REBUILD: rebuild, OperationKind.AUDIT: Audit},
+        )
+        async with self.queue.working(self.database, operator.perform):
+            yield
 
 
 @contextmanager
@@ -37,18 +81,31 @@ def database(settings: Settings) -> Generator[str]:
 
 
 @asynccontextmanager
-async def services(settings: Settings) -> AsyncGenerator[Services]:
+async def process(settings: Settings) -> AsyncGenerator[Process]:
     """The use-cases on an open pool. The schema must be there: `tiroir serve` migrates before it serves."""
     with database(settings) as conninfo:
         async with create_pool(conninfo, settings) as pool:
-            opened = Database(pool)
+            opened = Database(pool, transaction_settings(settings))
             async with opened.connection() as connection:
                 for layout in await layouts.live(connection):
                     await layouts.require_as_described(connection, layout)
             catalog = Catalog(opened)
-            yield Services(
-                collections=Collections(opened, catalog),
-                documents=Documents(opened, catalog),
-                near_duplicates=NearDuplicates(opened, catalog),
-                health=Health(opened),
-            )
+            queue = Queue(conninfo, settings)
+            async with profiles.opened(opened) as known:
+                yield Process(
+                    conninfo,
+                    settings,
+                    pool,
+                    opened,
+                    catalog,
+                    known,
+                    queue,
+                    Services(
+                        collections=Collections(opened, catalog),
+                        documents=Documents(opened, catalog, known),
+                        near_duplicates=NearDuplicates(opened, catalog, known),
+                        operations=Operations(opened, queue),
+                        layout_reports=LayoutReports(opened, catalog),
+                        health=Health(opened),
+                    ),
+                )

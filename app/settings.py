@@ -3,11 +3,12 @@
 import os
 import re
 from pathlib import Path
+from typing import Self
 
 from platformdirs import user_data_path
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -32,6 +33,10 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = Field(
         default=None, description="A PostgreSQL of your own, 14 or newer. Without it an embedded server is started."
     )
+    pooler_url: SecretStr | None = Field(
+        default=None,
+        description="A pooler in transaction mode (pgbouncer) in front of that PostgreSQL, for requests.",
+    )
     data_dir: Path = Field(
         default_factory=default_data_dir, description="Where the embedded PostgreSQL keeps its data."
     )
@@ -47,6 +52,15 @@ class Settings(BaseSettings):
     lock_timeout: float = Field(
         default=10.0, gt=0, le=3600, description="Seconds that a statement waits for a lock, then 503."
     )
+    run_operations: bool = Field(
+        default=True, description="Whether serving processes run operations; if not, `tiroir worker` does."
+    )
+    operation_statement_timeout: float = Field(
+        default=21_600.0, gt=0, le=604_800, description="Seconds that one statement of an operation may take."
+    )
+    layout_grace: float = Field(
+        default=30.0, ge=0, le=86_400, description="Seconds that the old bands stay after a rebuild has switched."
+    )
     max_body_bytes: int = Field(
         default=16 * 1024 * 1024, ge=1024, description="The largest request body, in bytes; beyond it 413."
     )
@@ -57,7 +71,15 @@ class Settings(BaseSettings):
         default="info", pattern="^(critical|error|warning|info|debug)$", description="How much is logged."
     )
 
-    @field_validator("database_url")
+    @model_validator(mode="after")
+    def _pooler_has_a_database(self) -> Self:
+        if self.pooler_url is not None and self.database_url is None:
+            raise ValueError(
+                "TIROIR_POOLER_URL needs TIROIR_DATABASE_URL: migrations and operations go round the pooler"
+            )
+        return self
+
+    @field_validator("database_url", "pooler_url")
     @classmethod
     def _readable(cls, value: SecretStr | None) -> SecretStr | None:
         """Refuses what libpq would complain of with the password, or a part of it, in its message."""

@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 import uvloop
+from pydantic import SecretStr
 
 from app.postgres.binaries import best_binaries
 from app.postgres.embedded import EmbeddedPostgres
 from app.postgres.migrate import migrate
 from app.settings import Settings
-from bench import data, kernel, lookups, serving
+from bench import data, kernel, lookups, rebuild, serving
 
 
 def main() -> None:
@@ -30,8 +31,10 @@ def main() -> None:
             start = time.perf_counter()
             filled = data.fill(conninfo, asked.size)
             print(f"\n{asked.size:,} documents loaded in {time.perf_counter() - start:.0f} s, uniform fingerprints")
-            _lookups(uvloop.run(lookups.measure(Settings(), conninfo, filled)))
+            settings = Settings(database_url=SecretStr(conninfo), layout_grace=0)
+            _lookups(uvloop.run(lookups.measure(settings, filled)))
             _serving(serving.measure(conninfo, filled, asked.seconds))
+            _rebuilt(uvloop.run(rebuild.measure(settings)))
     finally:
         shutil.rmtree(folder)
 
@@ -66,6 +69,19 @@ def _serving(measured: serving.Serving) -> None:
     print(f"  {'lookups / nothing':34}{share:10.2f}")
     if measured.resident_megabytes is not None:
         print(f"  {'resident memory, before requests':34}{measured.resident_megabytes:10,.0f} MB")
+
+
+def _rebuilt(measured: rebuild.Rebuilt) -> None:
+    print(f"A rebuild of {rebuild.BANDS} bands, beside the same work by hand")
+    copying, indexing = measured.phases["copying"], measured.phases["indexing"]
+    for name, ours, by_hand in (
+        ("copying", copying, measured.copy_by_hand),
+        ("indexing, concurrently", indexing, measured.indexes_by_hand),
+        ("both", copying + indexing, measured.copy_by_hand + measured.indexes_by_hand),
+    ):
+        print(f"  {name:34}{ours:10,.1f} s    {ours / by_hand:.2f} × the {by_hand:,.1f} s of INSERT and CREATE INDEX")
+    others = {name: seconds for name, seconds in measured.phases.items() if name not in {"copying", "indexing"}}
+    print("  " + ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in others.items()))
 
 
 def _ratio(yardstick: float, measured: float, name: str) -> str:

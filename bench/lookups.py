@@ -9,11 +9,10 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from app.core.scheme import given
-from app.service.catalog import Catalog
+from app.runtime import process
 from app.service.near_duplicates import Options, plan_lookup
 from app.settings import Settings
 from app.store import bands
-from app.store.database import Database, create_pool
 from app.store.lookups import Lookup, Parameters, parameters
 from bench.data import COLLECTION, Filled
 
@@ -52,23 +51,22 @@ class Lookups:
     article: float
 
 
-async def measure(settings: Settings, conninfo: str, filled: Filled) -> Lookups:
+async def measure(settings: Settings, filled: Filled) -> Lookups:
     """All on plain connections, one statement at a time: what the process adds to a lookup is HTTP's figure."""
-    async with create_pool(conninfo, settings) as pool:
-        database = Database(pool)
-        catalog = Catalog(database)
-        place = await catalog.place(COLLECTION)
-        async with database.connection() as connection:
+    async with process(settings) as opened:
+        conninfo = opened.conninfo
+        place = await opened.catalog.place(COLLECTION)
+        async with opened.database.connection() as connection:
             plans = {
                 threshold: [
                     await plan_lookup(
-                        catalog, connection, place, given(query), Options(threshold, LIMIT), except_key=None
+                        opened.profiles, connection, place, given(query), Options(threshold, LIMIT), except_key=None
                     )
                     for query in filled.queries
                 ]
                 for threshold in THRESHOLDS
             }
-        session: dict[str, Any] = dict(cast("dict[str, Any]", pool.kwargs))
+        session: dict[str, Any] = dict(cast("dict[str, Any]", opened.pool.kwargs))
         with psycopg.Connection[TupleRow].connect(conninfo, **session) as ours:
             statement = {threshold: _ours(ours, plans[threshold], scan=False) for threshold in THRESHOLDS}
     with psycopg.connect(conninfo, autocommit=True, prepare_threshold=0) as plain:

@@ -10,7 +10,7 @@ from starlette.types import Lifespan
 
 from app.api import problems
 from app.api.gate import Gate
-from app.api.routes import collections, docs, documents, fingerprints, health, near_duplicates
+from app.api.routes import admin, collections, docs, documents, fingerprints, health, near_duplicates
 from app.settings import Settings
 
 _DESCRIPTION = """
@@ -54,6 +54,7 @@ def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
         fingerprints.router,
         collections.router,
         near_duplicates.across_collections,
+        admin.router,
     ):
         app.include_router(router)
     docs.install(app)

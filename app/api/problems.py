@@ -23,13 +23,17 @@ PROBLEMS: Mapping[str, tuple[int, str]] = {
     "not_found": (404, "There is no such resource"),
     "collection_not_found": (404, "There is no such collection"),
     "document_not_found": (404, "There is no such document"),
+    "operation_not_found": (404, "There is no such operation"),
     "method_not_allowed": (405, "The resource doesn't take this method"),
     "collection_exists": (409, "The collection exists, with other settings"),
+    "rebuild_running": (409, "A rebuild is running"),
+    "not_cancelable": (409, "The operation can't be canceled any more"),
     "body_too_large": (413, "The body is too large"),
     "url_too_long": (414, "The URL is too long"),
     "unsupported_media_type": (415, "The body has another type than is taken here"),
     "invalid_input": (422, "The request is not valid"),
     "invalid_fingerprint": (422, "The fingerprint is not valid"),
+    "idempotency_key_reused": (422, "The Idempotency-Key stands for another request"),
     "not_supported": (422, "This version can't do that"),
     "internal_error": (500, "The service has a defect"),
     "database_unavailable": (503, "The database is not available"),
@@ -76,6 +80,7 @@ class Problem(BaseModel):
     code: str = Field(description="Stable, for programs.", examples=list(PROBLEMS))
     request_id: str | None = Field(description="Also in the header X-Request-ID and in the log.")
     errors: list[InvalidMember] = Field(default=[], description="Only for invalid input.")
+    operation_id: int | None = Field(default=None, description="Only where an operation is in the way: its id.")
 
 
 def schemas() -> dict[str, Any]:
@@ -90,6 +95,7 @@ def problem_response(
     *,
     invalid: list[InvalidMember] | None = None,
     headers: Mapping[str, str] | None = None,
+    operation_id: int | None = None,
 ) -> JSONResponse:
     status, title = PROBLEMS[code]
     problem = Problem(
@@ -100,11 +106,10 @@ def problem_response(
         code=code,
         request_id=correlation_id.get(),
         errors=invalid or [],
+        operation_id=operation_id,
     )
     given = dict(headers or {}) | ({"Retry-After": str(RETRY_AFTER)} if status == 503 else {})
-    return JSONResponse(
-        problem.model_dump(exclude=set() if invalid else {"errors"}), status, given, media_type=MEDIA_TYPE
-    )
+    return JSONResponse(problem.model_dump(exclude_defaults=True), status, given, media_type=MEDIA_TYPE)
 
 
 def _printable(text: str) -> str:
@@ -126,7 +131,8 @@ def _tiroir_error(_: Request, error: Exception) -> JSONResponse:
     invalid = None
     if isinstance(known, errors.InvalidInputError):
         invalid = [InvalidMember(pointer=known.pointer, detail=str(known))]
-    return problem_response(known.code, str(known), invalid=invalid)
+    in_the_way = known.operation_id if isinstance(known, errors.RebuildRunningError) else None
+    return problem_response(known.code, str(known), invalid=invalid, operation_id=in_the_way)
 
 
 def _validation_error(_: Request, error: Exception) -> JSONResponse:

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from app.core import model
+from app.core.cost import Cost
 from app.core.errors import InvalidFingerprintError
 from app.core.fingerprint import parse_decimal, parse_hex, to_hex
 from app.core.probes import NOT_PROBED
@@ -98,7 +99,7 @@ def _fingerprint(parse: Callable[[str], int]) -> Callable[[object], int]:
     return validate
 
 
-def _whole_number(value: object) -> object:
+def whole_number(value: object) -> object:
     """In a query, digits alone: int() would also read "+5", " 5" and "1_000"."""
     if isinstance(value, str):
         if not re.fullmatch(r"-?[0-9]{1,19}", value, re.ASCII):
@@ -144,8 +145,8 @@ Threshold = Annotated[
     ),
 ]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT, description="Matches at most.")]
-QueryThreshold = Annotated[Threshold, BeforeValidator(_whole_number)]
-QueryLimit = Annotated[Limit, BeforeValidator(_whole_number)]
+QueryThreshold = Annotated[Threshold, BeforeValidator(whole_number)]
+QueryLimit = Annotated[Limit, BeforeValidator(whole_number)]
 CollectionName = Annotated[str, Field(pattern=NAME_PATTERN, examples=["shop"])]
 
 
@@ -265,7 +266,7 @@ class LookupRequest(_Lookup, Request):
 
 
 class PageParameters(QueryParameters):
-    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT), BeforeValidator(_whole_number)] = DEFAULT_PAGE
+    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT), BeforeValidator(whole_number)] = DEFAULT_PAGE
     cursor: FreeText | None = Field(default=None, description="`next_cursor` of the page before.")
 
 
@@ -430,12 +431,27 @@ class IndexAnswer(Answer):
     truncated: bool
 
 
+class ExpectedAnswer(Answer):
+    """What the cost model thinks beforehand; the cheaper way is taken."""
+
+    candidates: int = Field(description="Rows that the probes would read.")
+    probing_us: int = Field(description="Microseconds by probing, on one core of the machine that it was fitted on.")
+    scan_us: int = Field(description="Microseconds by reading all fingerprints of the collection.")
+
+    @classmethod
+    def of(cls, expected: Cost) -> Self:
+        return cls(
+            candidates=round(expected.candidates), probing_us=round(expected.probing), scan_us=round(expected.scan)
+        )
+
+
 class PlanAnswer(Answer):
     bands: int
     radii: list[int] = Field(description="For each band the bits that may differ in it; -1: not probed.")
     probes: int
     candidates: int = Field(description="Rows read.")
     scan: bool
+    expected: ExpectedAnswer
 
     @classmethod
     def of(cls, explanation: model.Explanation) -> Self:
@@ -445,6 +461,7 @@ class PlanAnswer(Answer):
             probes=0 if explanation.scan else explanation.probes.probes,
             candidates=explanation.candidates,
             scan=explanation.scan,
+            expected=ExpectedAnswer.of(explanation.expected),
         )
 
 

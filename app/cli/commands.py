@@ -7,11 +7,14 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from app.cli.server import export, serve
+from app.cli.administration import administration
+from app.cli.server import export, serve, work
 from app.core.errors import TiroirError
 from app.settings import Settings
 
 _cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Url = Annotated[str | None, typer.Option(help="The service; left out, the local one.", envvar="TIROIR_URL")]
 
 # 2 is the usage error of the command line itself.
 EXIT_FAILED = 1
@@ -57,6 +60,44 @@ def _serve(
     given = {name: value for name, value in locals().items() if value is not None}
     export(given)
     serve(_settings(given))
+
+
+@_cli.command("worker")
+def _worker() -> None:
+    """Work on operations beside the service, whose TIROIR_RUN_OPERATIONS is then false: rebuilds, audits.
+
+    On the same TIROIR_DATABASE_URL, or the same embedded PostgreSQL.
+    """
+    work(_settings({}))
+
+
+@_cli.command("rebuild")
+def _rebuild(
+    threshold: Annotated[int, typer.Option(help="Bits that may differ: the new default of lookups, 0 to 63.")],
+    bands: Annotated[int | None, typer.Option(help="2 to 16; left out, as many as make lookups cheapest.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Build them anew even if they stay as they are.")] = False,
+    wait: Annotated[bool, typer.Option(help="Show the progress until it is finished.")] = True,
+    url: Url = None,
+) -> None:
+    """Rebuild the bands of a running service for another threshold, while it goes on answering."""
+    administration(url, _settings({})).rebuild({"threshold": threshold, "bands": bands, "force": force}, wait=wait)
+
+
+@_cli.command("audit")
+def _audit(
+    sample: Annotated[int, typer.Option(help="Lookups to compare with a full scan.")] = 1000,
+    threshold: Annotated[int | None, typer.Option(help="0 to 63; left out, the default of lookups.")] = None,
+    wait: Annotated[bool, typer.Option(help="Show the progress until it is finished.")] = True,
+    url: Url = None,
+) -> None:
+    """Compare lookups of a running service with a full scan of its data. Status 1 where one missed something."""
+    administration(url, _settings({})).audit({"sample": sample, "threshold": threshold}, wait=wait)
+
+
+@_cli.command("layout")
+def _layout(url: Url = None) -> None:
+    """Show the bands of a running service, their fullest buckets, and what lookups should cost."""
+    administration(url, _settings({})).layout()
 
 
 def _settings(given: dict[str, Any]) -> Settings:

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from app.cli.http_protocol import HttpProtocol
 from app.main import create_app
 from app.postgres.migrate import migrate
-from app.runtime import database, services
+from app.runtime import database, process
 from app.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -72,6 +72,26 @@ def serve(settings: Settings) -> None:
         )
 
 
+def work(settings: Settings) -> None:
+    """Works on operations until a signal comes."""
+    dictConfig(log_configuration(settings))
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGHUP, _hang_up)
+    with database(settings) as conninfo:
+        migrate(conninfo, connect_timeout=settings.connect_timeout)
+        asyncio.run(_work(settings))
+
+
+async def _work(settings: Settings) -> None:
+    """A signal is an event here, so that what is under way is broken off in order."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with process(settings) as opened, opened.working():
+        _log.info("working on operations")
+        await stopped.wait()
+
+
 def create_followed_app() -> FastAPI:
     """The application; in a worker it ends with the process that started it, which may be killed without a word."""
     if (parent := parent_process()) is not None:
@@ -85,7 +105,7 @@ def _end_after(parent: BaseProcess) -> None:
 
 
 async def _rehearse(settings: Settings) -> None:
-    async with services(settings):
+    async with process(settings):
         pass
 
 

@@ -49,10 +49,38 @@ class DocumentNotFoundError(NotFoundError):
     code = "document_not_found"
 
 
+class OperationNotFoundError(NotFoundError):
+    """No operation of this kind has this number."""
+
+    code = "operation_not_found"
+
+
 class CollectionExistsError(TiroirError):
     """A collection of this name exists, with other settings."""
 
     code = "collection_exists"
+
+
+class RebuildRunningError(TiroirError):
+    """There is one rebuild at a time, and it isn't finished."""
+
+    code = "rebuild_running"
+
+    def __init__(self, detail: str, *, operation_id: int) -> None:
+        super().__init__(detail)
+        self.operation_id = operation_id
+
+
+class NotCancelableError(TiroirError):
+    """The operation is finished, or past the point of no return."""
+
+    code = "not_cancelable"
+
+
+class IdempotencyKeyReusedError(InvalidInputError):
+    """The same Idempotency-Key came with another request before."""
+
+    code = "idempotency_key_reused"
 
 
 class UnavailableError(TiroirError):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from app.core.cost import Cost
 from app.core.layout import Layout
 from app.core.probes import ProbePlan
 from app.core.scheme import Scheme, Status, status
@@ -60,6 +61,39 @@ class Document:
         return status(self.simhash, self.words)
 
 
+class OperationKind(StrEnum):
+    REBUILD = "rebuild"
+    AUDIT = "audit"
+
+
+class OperationStatus(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Work that outlives a request, as its row tells it."""
+
+    id: int
+    kind: OperationKind
+    parameters: dict[str, Json]
+    status: OperationStatus
+    phase: str | None  # None: it hasn't begun
+    done: int  # of `total`, in the phase
+    total: int | None  # None: not known
+    checkpoint: dict[str, Json]  # what the next run needs to go on from here
+    result: dict[str, Json] | None
+    error: str | None
+    runs: int  # how many times it was begun: once, and once after each interruption
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
 class Outcome(StrEnum):
     """What a write did."""
 
@@ -95,3 +129,4 @@ class Explanation:
     probes: ProbePlan
     scan: bool
     candidates: int
+    expected: Cost

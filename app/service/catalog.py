@@ -1,8 +1,9 @@
-"""What a request needs to know beforehand, remembered by the process: collections, layouts, sizes.
+"""What a request needs to know beforehand, remembered by the process: collections and layouts.
 
 Remembering is safe, since all of it is checked where it is used. A lookup's statement yields no row where the
 collection is gone, a write checks collection and layouts behind its lock, and a table that was dropped raises
 UndefinedTable. A retired layout that is still remembered stays exact as long as its table stands: writes go to it.
+Layouts are read again every few seconds all the same, so that a rebuild takes effect before its old table goes.
 """
 
 import time
@@ -21,7 +22,7 @@ from app.store.database import Database, StaleCatalogError
 T = TypeVar("T")
 
 _ATTEMPTS = 4
-_ESTIMATE_SECONDS = 5.0  # a wrong size makes a lookup slower, never wrong
+_LAYOUTS_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,6 @@ class Place:
     layouts: Layouts
 
 
-@dataclass(frozen=True, slots=True)
-class _Estimate:
-    fingerprints: int
-    valid_until: float
-
-
 def document_not_found(collection: Collection) -> DocumentNotFoundError:
     """Without the key: it may be a private URL, and it is in the request anyway."""
     return DocumentNotFoundError(f"collection {collection.name} holds no document with this key")
@@ -59,7 +54,7 @@ class Catalog:
         self._database = database
         self._collections: dict[str, Collection] = {}
         self._layouts: Layouts | None = None
-        self._estimates: dict[tuple[int, int], _Estimate] = {}
+        self._layouts_until = 0.0
 
     async def retry(self, use_case: Callable[[], Awaitable[T]]) -> T:
         """Runs `use_case`, and again from the start with fresh knowledge where what it remembered was stale."""
@@ -73,7 +68,6 @@ class Catalog:
     def _forget(self) -> None:
         self._collections.clear()
         self._layouts = None
-        self._estimates.clear()
 
     async def collection(self, name: str) -> Collection:
         """CollectionNotFoundError where there is none."""
@@ -99,16 +93,9 @@ class Catalog:
 
     async def layouts(self) -> Layouts:
         known = self._layouts
-        if known is None:
+        if known is None or self._layouts_until < time.monotonic():
+            until = time.monotonic() + _LAYOUTS_SECONDS
             async with self._database.connection() as connection:
                 known = self._layouts = Layouts(await layouts.live(connection))
+            self._layouts_until = until
         return known  # another request may have forgotten them again meanwhile
-
-    async def fingerprints(self, connection: AsyncConnection, layout: StoredLayout, collection: Collection) -> int:
-        """About how many fingerprints the collection has, a few seconds old at most."""
-        key = (layout.id, collection.id)
-        estimate = self._estimates.get(key)
-        if estimate is None or estimate.valid_until < time.monotonic():
-            size = await layouts.estimate(connection, layout, collection.id)
-            estimate = self._estimates[key] = _Estimate(size, time.monotonic() + _ESTIMATE_SECONDS)
-        return estimate.fingerprints

@@ -8,6 +8,7 @@ from app.core.model import Document, Matches, Metadata, Outcome
 from app.core.scheme import ARTICLE, Digest
 from app.service.catalog import Catalog, Place, document_not_found
 from app.service.near_duplicates import Content, Options, Text, digest_content, digest_for, plan_lookup
+from app.service.profiles import Profiles
 from app.store import collections, documents
 from app.store.database import Database, StaleCatalogError
 from app.store.documents import Write, queue_write
@@ -31,9 +32,10 @@ class Indexed:
 
 
 class Documents:
-    def __init__(self, database: Database, catalog: Catalog) -> None:
+    def __init__(self, database: Database, catalog: Catalog, profiles: Profiles) -> None:
         self._database = database
         self._catalog = catalog
+        self._profiles = profiles
 
     async def index(self, name: str, new: NewDocument, look_up: Options | None) -> Indexed:
         """Writes the document and its fingerprint and looks up its neighbours, in one transaction.
@@ -50,7 +52,7 @@ class Documents:
         async with self._database.connection() as connection:
             lookup = None
             if look_up is not None:
-                lookup = await plan_lookup(self._catalog, connection, place, digest, look_up, except_key=new.key)
+                lookup = await plan_lookup(self._profiles, connection, place, digest, look_up, except_key=new.key)
             async with connection.pipeline(), connection.transaction():
                 written = await queue_write(connection, place.collection, place.layouts.live, write)
                 found = None if lookup is None else await queue_lookup(connection, lookup)

@@ -6,7 +6,7 @@ from functools import partial
 
 from psycopg import AsyncConnection
 
-from app.core.cost import scan_is_cheaper
+from app.core.cost import cost
 from app.core.errors import InvalidFingerprintError
 from app.core.fingerprint import require_bits
 from app.core.model import Collection, Explanation, Matches
@@ -14,6 +14,7 @@ from app.core.probes import plan_probes
 from app.core.scheme import Digest, Scheme, given
 from app.service.catalog import Catalog, Place, document_not_found
 from app.service.fingerprinting import digest_text
+from app.service.profiles import Profiles
 from app.store import documents
 from app.store.database import Database
 from app.store.lookups import Lookup, count_candidates, queue_lookup
@@ -74,7 +75,7 @@ async def digest_for(database: Database, collection: Collection, content: Conten
 
 
 async def plan_lookup(
-    catalog: Catalog,
+    profiles: Profiles,
     connection: AsyncConnection,
     place: Place,
     digest: Digest,
@@ -85,15 +86,26 @@ async def plan_lookup(
     collection, layout = place.collection, place.layouts.active
     threshold = layout.threshold if options.threshold is None else options.threshold
     probes = plan_probes(layout.layout, collection.scheme.bits, threshold)
-    fingerprints = await catalog.fingerprints(connection, layout, collection)
-    scan = scan_is_cheaper(probes, fingerprints)
-    return Lookup(collection, layout, probes, scan, digest, except_key, options.limit, fingerprints)
+    profile = await profiles.of(connection, layout, collection)
+    expected = cost(probes, profile)
+    return Lookup(
+        collection=collection,
+        layout=layout,
+        probes=probes,
+        scan=expected.scan_is_cheaper,
+        expected=expected,
+        digest=digest,
+        except_key=except_key,
+        limit=options.limit,
+        fingerprints=profile.fingerprints,
+    )
 
 
 class NearDuplicates:
-    def __init__(self, database: Database, catalog: Catalog) -> None:
+    def __init__(self, database: Database, catalog: Catalog, profiles: Profiles) -> None:
         self._database = database
         self._catalog = catalog
+        self._profiles = profiles
 
     async def find(self, name: str, query: Content | Key, options: Options, *, explain: bool) -> Found:
         """The matches of `query` in the collection `name`; a text too short finds its exact duplicates alone."""
@@ -122,12 +134,12 @@ class NearDuplicates:
         explain: bool,
         except_key: str | None = None,
     ) -> tuple[Matches, Explanation | None]:
-        lookup = await plan_lookup(self._catalog, connection, place, digest, options, except_key=except_key)
+        lookup = await plan_lookup(self._profiles, connection, place, digest, options, except_key=except_key)
         matches = await (await queue_lookup(connection, lookup)).result()
         if not explain or digest.simhash is None:
             return matches, None
         candidates = await count_candidates(connection, lookup)
-        return matches, Explanation(lookup.probes, lookup.scan, candidates)
+        return matches, Explanation(lookup.probes, lookup.scan, candidates, lookup.expected)
 
     async def _stored_digest(self, connection: AsyncConnection, collection: Collection, key: str) -> Digest:
         document = await documents.get(connection, collection.id, key)

@@ -43,6 +43,113 @@ def columns(layout: Layout) -> sql.Composed:
     )
 
 
+def create(stored: StoredLayout) -> sql.Composed:
+    """The layout's table without the indexes of its bands: those are faster built once it is filled.
+
+    Rows are only added, so autovacuum must come for inserts: a page that isn't marked all-visible costs every
+    index-only scan a heap visit.
+    """
+    return sql.SQL("""
+        CREATE TABLE {table} (
+            collection_id integer NOT NULL, simhash bigint NOT NULL, {columns}, PRIMARY KEY (collection_id, simhash)
+        ) WITH (autovacuum_vacuum_insert_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02)
+        """).format(table=sql.Identifier(stored.table), columns=columns(stored.layout))
+
+
+def index_name(stored: StoredLayout, band: Band) -> str:
+    return f"{stored.table}_{band.column}_idx"
+
+
+def create_index(stored: StoredLayout, band: Band) -> sql.Composed:
+    """The covering index of one band; CONCURRENTLY, since writes go to the table meanwhile."""
+    return sql.SQL("CREATE INDEX CONCURRENTLY {name} ON {table} (collection_id, {column}, simhash)").format(
+        name=sql.Identifier(index_name(stored, band)),
+        table=sql.Identifier(stored.table),
+        column=sql.Identifier(band.column),
+    )
+
+
+def drop_index(stored: StoredLayout, band: Band) -> sql.Composed:
+    return sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {name}").format(name=sql.Identifier(index_name(stored, band)))
+
+
+def drop(stored: StoredLayout) -> sql.Composed:
+    return sql.SQL("DROP TABLE {table}").format(table=sql.Identifier(stored.table))
+
+
+def vacuum(stored: StoredLayout) -> sql.Composed:
+    """Statistics for the planner, and the visibility map, without which index-only scans visit the heap."""
+    return sql.SQL("VACUUM (ANALYZE) {table}").format(table=sql.Identifier(stored.table))
+
+
+def copy_batch(stored: StoredLayout) -> sql.Composed:
+    """Adds the next `size` fingerprints that documents use, in the order of the keys, and tells where it came to.
+
+    One row: collection_id, simhash and the number of fingerprints; none where nothing is left.
+    """
+    return sql.SQL("""
+        WITH batch AS MATERIALIZED (
+            SELECT DISTINCT collection_id, simhash FROM document
+            WHERE simhash IS NOT NULL AND (collection_id, simhash) > (%(collection_id)s::int, %(simhash)s::bigint)
+            ORDER BY collection_id, simhash
+            LIMIT %(size)s::int
+        ), inserted AS (
+            INSERT INTO {table} (collection_id, simhash) SELECT collection_id, simhash FROM batch
+            ON CONFLICT DO NOTHING
+        )
+        SELECT collection_id, simhash, count(*) OVER () FROM batch ORDER BY collection_id DESC, simhash DESC LIMIT 1
+        """).format(table=sql.Identifier(stored.table))
+
+
+def compare_with_documents(stored: StoredLayout) -> sql.Composed:
+    """How many distinct fingerprints the documents have, how many of them the table lacks, how many rows it has."""
+    return sql.SQL("""
+        SELECT count(*), count(*) FILTER (WHERE f.simhash IS NULL), (SELECT count(*) FROM {table})
+        FROM (SELECT DISTINCT collection_id, simhash FROM document WHERE simhash IS NOT NULL) d
+        LEFT JOIN {table} f ON (f.collection_id, f.simhash) = (d.collection_id, d.simhash)
+        """).format(table=sql.Identifier(stored.table))
+
+
+def sizes(stored: StoredLayout) -> sql.Composed:
+    """The number of fingerprints of each collection, the largest first."""
+    return sql.SQL("""
+        SELECT collection_id, count(*) FROM {table} GROUP BY collection_id ORDER BY count(*) DESC, collection_id
+        """).format(table=sql.Identifier(stored.table))
+
+
+def sample(stored: StoredLayout) -> sql.Composed:
+    """About one in `one_in` fingerprints of a collection, another choice for each `seed`.
+
+    By a hash of the fingerprint, since any other way of choosing some without reading all prefers some: neighbours in
+    the table were written together, and neighbours in an index are alike.
+    """
+    return sql.SQL("""
+        SELECT simhash FROM {table}
+        WHERE collection_id = %(collection_id)s::int
+          AND hashint8extended(simhash, %(seed)s::bigint) & (%(one_in)s::bigint - 1) = 0
+        """).format(table=sql.Identifier(stored.table))
+
+
+def fullest_buckets(stored: StoredLayout) -> sql.Composed:
+    """The `limit` values of a band that most fingerprints of a collection share, over all bands."""
+    return sql.SQL("""
+        SELECT c.name, b.band, b.value, b.fingerprints
+        FROM ({buckets}) b JOIN collection c ON c.id = b.collection_id
+        ORDER BY b.fingerprints DESC, b.band, c.name, b.value
+        LIMIT %(limit)s::int
+        """).format(
+        buckets=sql.SQL(" UNION ALL ").join(
+            sql.SQL("""
+            (SELECT collection_id, {index}::int AS band, {column}::bigint AS value, count(*) AS fingerprints
+             FROM {table} GROUP BY collection_id, {column} ORDER BY count(*) DESC LIMIT %(limit)s::int)
+            """).format(
+                index=sql.Literal(band.index), column=sql.Identifier(band.column), table=sql.Identifier(stored.table)
+            )
+            for band in stored.layout.bands
+        )
+    )
+
+
 @lru_cache(maxsize=64)
 def insert(stored: StoredLayout) -> bytes:
     """Adds a fingerprint to the layout's table, unless it is there."""

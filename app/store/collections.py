@@ -41,6 +41,11 @@ async def page(connection: AsyncConnection, after: str, limit: int) -> list[Coll
     return await (await cursor.execute(_SQL["page"], {"after": after, "limit": limit})).fetchall()
 
 
+async def by_ids(connection: AsyncConnection, ids: list[int]) -> list[Collection]:
+    cursor = connection.cursor(row_factory=kwargs_row(_collection))
+    return await (await cursor.execute(_SQL["by_ids"], {"ids": ids})).fetchall()
+
+
 async def create(connection: AsyncConnection, name: str, scheme: Scheme, *, store_text: bool) -> Collection | None:
     """The new collection; None where the name is taken."""
     cursor = connection.cursor(row_factory=kwargs_row(_collection))

@@ -1,9 +1,12 @@
 """The pool of connections, and what psycopg's errors mean to a caller."""
 
 import select
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import Any
 
-from psycopg import AsyncConnection, Error, InterfaceError, OperationalError, errors
+from psycopg import AsyncConnection, AsyncTransaction, Error, InterfaceError, IsolationLevel, OperationalError, errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
@@ -17,43 +20,73 @@ APPLICATION_NAME = "tiroir"
 _RECONNECT_SECONDS = 2.0
 
 
-def _session_options(settings: Settings) -> str:
-    """What every statement relies on, as the session's defaults, so that nothing a transaction sets outlives it.
+# What every statement relies on, as the session's defaults, so that nothing a transaction sets outlives it. Through a
+# pooler in transaction mode there is no session of our own: there each use-case sets them in its transaction.
+#
+# The shape of each plan is fixed, so planning it once is right and halves the time of a lookup. A parallel worker takes
+# longer to start than a lookup takes. Sequential and bitmap scans read the heap where the covering indexes have all
+# that is needed; on a table that was small when a plan was made they would stay for as long as it is kept.
+_COMMON_OPTIONS = {
+    "datestyle": "ISO",
+    "timezone": "UTC",
+    "plan_cache_mode": "force_generic_plan",
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+}
 
-    The shape of each plan is fixed, so planning it once is right and halves the time of a lookup. A parallel worker
-    takes longer to start than a lookup takes. Sequential and bitmap scans read the heap where the covering indexes
-    have all that is needed; on a table that was small when a plan was made they would stay for as long as it is kept.
-    """
-    options = {
-        # What a write relies on behind its lock is a snapshot a statement.
-        "default_transaction_isolation": r"read\ committed",
-        "datestyle": "ISO",
-        "timezone": "UTC",
-        "plan_cache_mode": "force_generic_plan",
-        "max_parallel_workers_per_gather": "0",
-        "jit": "off",
-        "enable_seqscan": "off",
-        "enable_bitmapscan": "off",
-        "statement_timeout": f"{settings.statement_timeout * 1000:.0f}",
-        "lock_timeout": f"{settings.lock_timeout * 1000:.0f}",
-        "idle_in_transaction_session_timeout": f"{settings.statement_timeout * 2000:.0f}",
+# An operation's session is idle only while its process is stopped: PostgreSQL ends it, and another process goes on.
+_OPERATION_IDLE_SECONDS = 60.0
+# A statement whose process was killed is broken off, not finished for nobody.
+_CONNECTION_CHECK_SECONDS = 1.0
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}"
+
+
+def _connection(conninfo: str, settings: Settings, application_name: str) -> dict[str, Any]:
+    return {
+        "autocommit": True,
+        "connect_timeout": settings.connect_timeout,
+        "client_encoding": "UTF8",
+        "application_name": conninfo_to_dict(conninfo).get("application_name") or application_name,
     }
-    return " ".join(f"-c {name}={value}" for name, value in options.items())
+
+
+def _session(conninfo: str, options: dict[str, str]) -> dict[str, Any]:
+    """A session of our own; options of the connection string hold too, where ours don't contradict."""
+    # What a write relies on behind its lock is a snapshot a statement.
+    options = {"default_transaction_isolation": r"read\ committed"} | _COMMON_OPTIONS | options
+    ours = " ".join(f"-c {name}={value}" for name, value in options.items())
+    given = conninfo_to_dict(conninfo).get("options") or ""
+    return {"prepare_threshold": 0, "options": f"{given} {ours}".strip()}
+
+
+def _request_options(settings: Settings) -> dict[str, str]:
+    return _COMMON_OPTIONS | {
+        "statement_timeout": _milliseconds(settings.statement_timeout),
+        "lock_timeout": _milliseconds(settings.lock_timeout),
+        "idle_in_transaction_session_timeout": _milliseconds(settings.statement_timeout * 2),
+    }
 
 
 def create_pool(conninfo: str, settings: Settings) -> AsyncConnectionPool[AsyncConnection]:
-    """A pool that isn't open yet. Autocommit: a lookup is one statement and needs no transaction around it."""
-    given = conninfo_to_dict(conninfo)
+    """A pool that isn't open yet. Autocommit: a lookup is one statement and needs no transaction around it.
+
+    With TIROIR_POOLER_URL its connections go to the pooler instead: nothing is prepared there and no session has
+    options, since the next transaction may be another server's.
+    """
+    if settings.pooler_url is None:
+        parameters = _connection(conninfo, settings, APPLICATION_NAME) | _session(conninfo, _request_options(settings))
+    else:
+        conninfo = settings.pooler_url.get_secret_value()
+        parameters = _connection(conninfo, settings, APPLICATION_NAME) | {"prepare_threshold": None}
     pool: AsyncConnectionPool[AsyncConnection] = AsyncConnectionPool(
         conninfo,
-        kwargs={
-            "autocommit": True,
-            "prepare_threshold": 0,
-            "connect_timeout": settings.connect_timeout,
-            "client_encoding": "UTF8",
-            "application_name": given.get("application_name") or APPLICATION_NAME,
-            "options": f"{given.get('options') or ''} {_session_options(settings)}".strip(),
-        },
+        kwargs=parameters,
+        configure=None if settings.pooler_url is None else _read_committed,
         min_size=min(settings.pool_min_size, settings.pool_max_size),
         max_size=settings.pool_max_size,
         timeout=settings.pool_timeout,
@@ -63,6 +96,29 @@ def create_pool(conninfo: str, settings: Settings) -> AsyncConnectionPool[AsyncC
         name=APPLICATION_NAME,
     )
     return pool
+
+
+def transaction_settings(settings: Settings) -> Mapping[str, str]:
+    """What each use-case has to set in a transaction around it: nothing where the session has it already."""
+    return {} if settings.pooler_url is None else _request_options(settings)
+
+
+async def _read_committed(connection: AsyncConnection) -> None:
+    """Says so in each BEGIN, whatever the default of the server's session is."""
+    await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+
+
+async def connect_for_operation(conninfo: str, settings: Settings) -> AsyncConnection:
+    """A connection outside of the pool, on which a statement may take as long as an operation's may."""
+    options = {
+        "statement_timeout": _milliseconds(settings.operation_statement_timeout),
+        "lock_timeout": "0",
+        "client_connection_check_interval": _milliseconds(_CONNECTION_CHECK_SECONDS),
+        "idle_session_timeout": _milliseconds(_OPERATION_IDLE_SECONDS),
+        "idle_in_transaction_session_timeout": _milliseconds(_OPERATION_IDLE_SECONDS),
+    }
+    parameters = _connection(conninfo, settings, "tiroir operation") | _session(conninfo, options)
+    return await AsyncConnection.connect(conninfo, **parameters)
 
 
 async def _begin_anew(pool: AsyncConnectionPool[AsyncConnection]) -> None:
@@ -94,16 +150,20 @@ class StaleCatalogError(Exception):
 class Database:
     """Hands out connections for one use-case each."""
 
-    def __init__(self, pool: AsyncConnectionPool[AsyncConnection]) -> None:
+    def __init__(
+        self, pool: AsyncConnectionPool[AsyncConnection], transaction_settings: Mapping[str, str] | None = None
+    ) -> None:
+        """With `transaction_settings` each use-case is one transaction, in which they hold."""
         self._pool = pool
         self._held = 0
+        self._transaction_settings = transaction_settings or {}
 
     def connection(self) -> "_Lease":
         """`async with` it: a connection in autocommit mode. Failures that a caller can wait out are UnavailableError.
 
         Transactions are the use-cases' own, so there is nothing to end; where one was broken off, the pool rolls back.
         """
-        return _Lease(self)
+        return _Lease(self, self._transaction_settings)
 
     async def take(self) -> AsyncConnection:
         """For _Lease, which gives it back."""
@@ -137,25 +197,45 @@ class Database:
 class _Lease:
     """A class, since contextlib's generators, two of them, were a twentieth of the time of a lookup."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, settings: Mapping[str, str]) -> None:
         self._database = database
+        self._settings = settings
         self._connection: AsyncConnection | None = None
+        self._transaction: AbstractAsyncContextManager[AsyncTransaction] | None = None
 
     async def __aenter__(self) -> AsyncConnection:
         try:
             self._connection = await self._database.take()
+            if self._settings:
+                await self._begin(self._connection)
         except Error as error:
             raise _translated(error) from error
         return self._connection
+
+    async def _begin(self, connection: AsyncConnection) -> None:
+        transaction = connection.transaction()
+        try:
+            await transaction.__aenter__()
+            await connection.execute(_SET_LOCAL, [list(self._settings), list(self._settings.values())])
+        except BaseException:
+            await self._database.give_back(connection)  # which rolls back
+            raise
+        self._transaction = transaction
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         connection = self._connection
         assert connection is not None  # noqa: S101  entered
-        if isinstance(error, errors.ReadOnlySqlTransaction):
-            await connection.close()  # the session may stay read-only when the database isn't any more
-        await self._database.give_back(connection)
+        try:
+            if self._transaction is not None:
+                await self._transaction.__aexit__(kind, error, traceback)
+            if isinstance(error, errors.ReadOnlySqlTransaction):
+                await connection.close()  # the session may stay read-only when the database isn't any more
+        except Error as failed:  # to commit, or to roll back on a connection that is lost
+            error = error or failed
+        finally:
+            await self._database.give_back(connection)
         if isinstance(error, Error) and not isinstance(error, errors.UndefinedTable):  # that tells a stale catalog
             translated = _translated(error)
             if isinstance(translated, UnexpectedDatabaseError):
@@ -163,8 +243,12 @@ class _Lease:
             raise translated from error
 
 
-# SQLSTATE classes and codes: the server is gone, going, full, or read-only.
-_UNAVAILABLE = ("08", "53", "57P", "58", "25006", "40")
+_SET_LOCAL = b"SELECT set_config(name, value, true) FROM unnest(%s::text[], %s::text[]) setting (name, value)"
+
+# SQLSTATE classes and codes: the connection is gone, or can't be had now (57P05, 25P03: it was idle for too long).
+_LOST = ("08", "57P", "25P03", "53300")
+# The server is full, fails, is read-only, or has broken off a transaction to save another one.
+_UNAVAILABLE = ("53", "58", "25006", "40")
 _UNREACHABLE = "the database can't be reached or can't take requests now; try again"
 _TOO_LONG = (
     errors.QueryCanceled,
@@ -174,11 +258,16 @@ _TOO_LONG = (
 )
 
 
+def is_lost(error: Error) -> bool:
+    """Whether the connection went away, or couldn't be made: the server stops, starts, or the network fails."""
+    lost = isinstance(error, OperationalError | InterfaceError) and error.sqlstate is None
+    return lost or (error.sqlstate or "").startswith(_LOST)
+
+
 def _translated(error: Error) -> Exception:
     """Tells what a caller can wait out from what is our own mistake; by SQLSTATE, since messages are translated."""
     if isinstance(error, _TOO_LONG):
         return QueryTimeoutError("the database took too long; try again, or ask for less")
-    lost = isinstance(error, OperationalError | InterfaceError) and error.sqlstate is None
-    if lost or (error.sqlstate or "").startswith(_UNAVAILABLE):
+    if is_lost(error) or (error.sqlstate or "").startswith(_UNAVAILABLE):
         return UnavailableError(_UNREACHABLE)
     return UnexpectedDatabaseError(f"{type(error).__name__} {error.sqlstate}: {error.diag.message_primary}")

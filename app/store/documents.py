@@ -70,6 +70,7 @@ async def queue_write(
             **identity,
             "content_hash": write.digest.content_hash,
             "simhash": write.digest.simhash,
+            "bits": collection.scheme.bits,
             "words": write.digest.words,
             "text": write.text if collection.store_text else None,
             "metadata": None if write.metadata is None else Jsonb(write.metadata),

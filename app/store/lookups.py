@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow
 
+from app.core.cost import Cost
 from app.core.model import Collection, Match, Matches, StoredLayout
 from app.core.probes import ProbePlan
 from app.core.scheme import Digest
@@ -29,6 +30,7 @@ class Lookup:
     layout: StoredLayout
     probes: ProbePlan
     scan: bool
+    expected: Cost  # what decided whether to scan
     digest: Digest  # its content hash decides which matches are exact
     except_key: str | None  # a document isn't its own neighbour
     limit: int  # matches at most

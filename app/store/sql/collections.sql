@@ -3,6 +3,12 @@ SELECT id, name, tokenizer, shingle_size, bits, min_words, store_text, created_a
 FROM collection
 WHERE name = %(name)s::text
 
+-- by_ids: collections by their ids
+SELECT id, name, tokenizer, shingle_size, bits, min_words, store_text, created_at
+FROM collection
+WHERE id = ANY(%(ids)s::int[])
+ORDER BY id
+
 -- page: collections after a name, in the order of their names
 SELECT id, name, tokenizer, shingle_size, bits, min_words, store_text, created_at
 FROM collection

@@ -7,9 +7,9 @@ SELECT array(SELECT id FROM band_layout ORDER BY id) AS layouts,
        EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int) AS collection_exists
 
 -- upsert: no row comes back, and nothing was written, where the stored document has the same content
-INSERT INTO document AS stored (collection_id, key, content_hash, simhash, words, text, metadata)
-SELECT %(collection_id)s::int, %(key)s::text, %(content_hash)s::bytea, %(simhash)s::bigint, %(words)s::int,
-       %(text)s::text, coalesce(%(metadata)s::jsonb, '{}')
+INSERT INTO document AS stored (collection_id, key, content_hash, simhash, bits, words, text, metadata)
+SELECT %(collection_id)s::int, %(key)s::text, %(content_hash)s::bytea, %(simhash)s::bigint, %(bits)s::smallint,
+       %(words)s::int, %(text)s::text, coalesce(%(metadata)s::jsonb, '{}')
 WHERE NOT EXISTS (
     SELECT FROM document
     WHERE collection_id = %(collection_id)s::int AND key = %(key)s::text

@@ -1,0 +1,127 @@
+"""Administration: the bands, their rebuilds, and audits."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+
+from app.api import cursor
+from app.api.admin_schemas import (
+    MAX_ID,
+    LayoutAnswer,
+    NewAudit,
+    NewRebuild,
+    OperationAnswer,
+    OperationId,
+    OperationPage,
+    OperationPageParameters,
+)
+from app.api.routing import NO_PARAMETERS, JsonRoute, ServicesOfProcess, problems
+from app.core.errors import InvalidInputError
+from app.core.model import Json, OperationKind
+from app.runtime import Services
+
+router = APIRouter(prefix="/v1/admin", tags=["administration"], route_class=JsonRoute)
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="A request that comes again with the same key finds the operation of the first.",
+    ),
+]
+
+
+async def _begin(
+    services: Services,
+    kind: OperationKind,
+    parameters: dict[str, Json],
+    idempotency_key: str | None,
+    response: Response,
+) -> OperationAnswer:
+    operation = await services.operations.begin(kind, parameters, idempotency_key=idempotency_key)
+    response.headers["Location"] = f"{router.prefix}/{kind}s/{operation.id}"
+    return OperationAnswer.of(operation)
+
+
+async def _page(services: Services, kind: OperationKind, parameters: OperationPageParameters) -> OperationPage:
+    before = MAX_ID + 1 if parameters.cursor is None else _decoded(parameters.cursor)
+    found = await services.operations.page(kind, before=before, limit=parameters.limit + 1)
+    page = found[: parameters.limit]
+    return OperationPage(
+        items=[OperationAnswer.of(operation) for operation in page],
+        next_cursor=cursor.encode(str(page[-1].id)) if len(found) > len(page) else None,
+    )
+
+
+def _decoded(given: str) -> int:
+    last = cursor.decode(given)
+    if not (last.isascii() and last.isdecimal() and 0 < int(last) <= MAX_ID):
+        raise InvalidInputError("not a cursor that a page gave", pointer="/cursor")
+    return int(last)
+
+
+@router.get("/layout", responses=problems(), dependencies=[NO_PARAMETERS])
+async def get_layout(services: ServicesOfProcess) -> LayoutAnswer:
+    """The bands in use, their fullest buckets, what lookups are expected to cost. Reads the indexes of all bands."""
+    return LayoutAnswer.of(await services.layout_reports.report())
+
+
+@router.post("/rebuilds", status_code=202, responses=problems(400, 409, 413, 415), dependencies=[NO_PARAMETERS])
+async def begin_rebuild(
+    services: ServicesOfProcess, body: NewRebuild, response: Response, idempotency_key: IdempotencyKey = None
+) -> OperationAnswer:
+    """Rebuild the bands for another default threshold, while lookups and writes go on. One at a time.
+
+    Where threshold and bands are already what is asked for, nothing is done (`result.changed` is false).
+    """
+    return await _begin(services, OperationKind.REBUILD, body.model_dump(), idempotency_key, response)
+
+
+@router.get("/rebuilds", responses=problems())
+async def list_rebuilds(
+    services: ServicesOfProcess, parameters: Annotated[OperationPageParameters, Query()]
+) -> OperationPage:
+    """Rebuilds, the youngest first."""
+    return await _page(services, OperationKind.REBUILD, parameters)
+
+
+@router.get("/rebuilds/{id}", responses=problems(404), dependencies=[NO_PARAMETERS])
+async def get_rebuild(services: ServicesOfProcess, id: OperationId) -> OperationAnswer:  # noqa: A002  the interface's
+    """How far a rebuild is, or how it ended."""
+    return OperationAnswer.of(await services.operations.get(OperationKind.REBUILD, id))
+
+
+@router.post("/rebuilds/{id}/cancel", responses=problems(404, 409), dependencies=[NO_PARAMETERS])
+async def cancel_rebuild(services: ServicesOfProcess, id: OperationId) -> OperationAnswer:  # noqa: A002  as above
+    """Cancel a rebuild that hasn't switched yet: it ends soon, and what it made is removed."""
+    return OperationAnswer.of(await services.operations.cancel(OperationKind.REBUILD, id))
+
+
+@router.post("/audits", status_code=202, responses=problems(400, 413, 415), dependencies=[NO_PARAMETERS])
+async def begin_audit(
+    services: ServicesOfProcess, body: NewAudit, response: Response, idempotency_key: IdempotencyKey = None
+) -> OperationAnswer:
+    """Compare lookups near stored fingerprints with a full scan: `result.misses` must be 0."""
+    return await _begin(services, OperationKind.AUDIT, body.model_dump(), idempotency_key, response)
+
+
+@router.get("/audits", responses=problems())
+async def list_audits(
+    services: ServicesOfProcess, parameters: Annotated[OperationPageParameters, Query()]
+) -> OperationPage:
+    """Audits, the youngest first."""
+    return await _page(services, OperationKind.AUDIT, parameters)
+
+
+@router.get("/audits/{id}", responses=problems(404), dependencies=[NO_PARAMETERS])
+async def get_audit(services: ServicesOfProcess, id: OperationId) -> OperationAnswer:  # noqa: A002  as above
+    """How far an audit is, or what it found."""
+    return OperationAnswer.of(await services.operations.get(OperationKind.AUDIT, id))
+
+
+@router.post("/audits/{id}/cancel", responses=problems(404, 409), dependencies=[NO_PARAMETERS])
+async def cancel_audit(services: ServicesOfProcess, id: OperationId) -> OperationAnswer:  # noqa: A002  as above
+    """Cancel an audit."""
+    return OperationAnswer.of(await services.operations.cancel(OperationKind.AUDIT, id))
