@@ -44,26 +44,32 @@ def uniform(size: int, seed: int) -> NDArray[np.int64]:
 
 
 def fill(conninfo: str, size: int) -> Filled:
-    """Writes `size` documents by COPY, as the service would have written them, and the article's table."""
+    """Writes `size` documents as the service would have written them, and the article's table."""
     simhashes = uniform(size, seed=1).tolist()
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        collection_id = _create_collection(connection)
-        _copy(
-            connection,
-            b"COPY fingerprint (collection_id, simhash) FROM STDIN",
-            (f"{collection_id}\t{simhash}\n" for simhash in simhashes),
-        )
-        _copy(
-            connection,
-            b"COPY document (collection_id, key, content_hash, simhash, words, metadata) FROM STDIN",
-            (
-                f"{collection_id}\thttps://example.org/page/{number}\t\\\\x{number:032x}\t{simhash}\t300\t{{}}\n"
-                for number, simhash in enumerate(simhashes)
-            ),
-        )
+        load(connection, simhashes)
         for statement in (*_ARTICLE_TABLE, b"VACUUM (ANALYZE)"):
             connection.execute(statement)
-    return Filled(size, [_near(simhash) for simhash in random.Random(2).sample(simhashes, min(size, 1000))])
+    return Filled(size, [near(simhash) for simhash in random.Random(2).sample(simhashes, min(size, 1000))])
+
+
+def load(connection: psycopg.Connection, simhashes: list[int]) -> None:
+    """A collection with a document for each fingerprint, written by COPY; vacuumed."""
+    collection_id = _create_collection(connection)
+    _copy(
+        connection,
+        b"COPY fingerprint (collection_id, simhash) FROM STDIN",
+        (f"{collection_id}\t{simhash}\n" for simhash in simhashes),
+    )
+    _copy(
+        connection,
+        b"COPY document (collection_id, key, content_hash, simhash, words, metadata) FROM STDIN",
+        (
+            f"{collection_id}\thttps://example.org/page/{number}\t\\\\x{number:032x}\t{simhash}\t300\t{{}}\n"
+            for number, simhash in enumerate(simhashes)
+        ),
+    )
+    connection.execute(b"VACUUM (ANALYZE)")
 
 
 def _create_collection(connection: psycopg.Connection) -> int:
@@ -84,7 +90,7 @@ def _copy(connection: psycopg.Connection, statement: bytes, lines: Iterable[str]
             copy.write(line)
 
 
-def _near(simhash: int) -> int:
+def near(simhash: int) -> int:
     flips = random.Random(simhash)
     for bit in flips.sample(range(ARTICLE.bits), flips.randint(0, 3)):
         simhash ^= 1 << bit

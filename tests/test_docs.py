@@ -1,6 +1,8 @@
 """The documentation says what the code does: what one of them has and the other hasn't fails here."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,12 +41,28 @@ def test_every_error_code_is_documented_with_its_status() -> None:
     assert documented == {code: status for code, (status, _) in PROBLEMS.items()}
 
 
-def test_every_route_stands_in_the_readme(app: FastAPI) -> None:
+def test_every_route_of_administration_is_documented(app: FastAPI) -> None:
+    described = (ROOT / "docs" / "administration.md").read_text("utf-8")
+    routes = {path for path in app.openapi()["paths"] if path.startswith("/v1/admin/")}
+    assert "/v1/admin/layout" in routes
+    assert [path for path in sorted(routes) if f" {path}`" not in described] == []
+
+
+def test_every_command_is_documented() -> None:
+    documents = "".join(path.read_text("utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    shown = subprocess.run([sys.executable, "-m", "app.cli", "--help"], capture_output=True, text=True, check=True)
+    commands = re.findall(r"^[│|]? *([a-z]+)  +[A-Z]", shown.stdout, re.MULTILINE)
+    assert {"serve", "worker", "rebuild"} <= set(commands)
+    assert [command for command in commands if f"tiroir {command}" not in documents] == []
+
+
+def test_every_other_route_stands_in_the_readme(app: FastAPI) -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     undocumented = {
         path
         for path in app.openapi()["paths"]
         if path.startswith("/v1/")
+        and not path.startswith("/v1/admin/")
         and path.removeprefix("/v1/collections/{collection}").removeprefix("/v1") not in readme
     }
     assert undocumented <= {
