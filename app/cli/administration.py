@@ -44,7 +44,7 @@ def _address(host: str) -> str:
 class Administration:
     def __init__(self, url: str) -> None:
         self._url = url
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, soft_wrap=True)
 
     def rebuild(self, body: Mapping[str, Any], *, wait: bool) -> None:
         """ServiceError where it is refused; with `wait` OperationEndedError where it doesn't succeed."""

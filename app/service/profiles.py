@@ -28,8 +28,11 @@ SAMPLE = 1500
 
 _SIZE_SECONDS = 5.0
 _SAMPLE_SECONDS = 3600.0
+_ANOTHER_TRY_SECONDS = 300.0
 # Below, all ways are cheap.
 _SAMPLED_FROM = 1000
+# Collections and layouts, a kilobyte each: those that are gone are remembered too.
+_REMEMBERED = 10_000
 # A sample holds until the collection has grown or shrunk by this factor.
 _GROWTH = 1.25
 
@@ -70,6 +73,8 @@ class Profiles:
             if known is None:
                 known = _Known(size, 0.0, uniform(stored.layout, collection.scheme.bits))
             known.size, known.size_until = size, now + _SIZE_SECONDS
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
             self._known[key] = known
             if known.needs_sample(now):
                 known.sampled_size, known.sampled_until = size, now + _SAMPLE_SECONDS
@@ -80,15 +85,12 @@ class Profiles:
         try:
             async with self._database.connection() as connection:
                 sampled = await layouts.sample(connection, stored, collection.id, size=known.size, most=SAMPLE)
-        except (TiroirError, Error) as error:  # the database is away or slow, the layout is gone: at the next size
-            known.sampled_size = 0
+        except (TiroirError, Error) as error:  # the database is away, the layout is gone, or it takes too long
+            known.sampled_until = time.monotonic() + _ANOTHER_TRY_SECONDS
             _log.info("no sample of collection %d: %s", collection.id, type(error).__name__)
             return
-        chosen = np.array(sampled[: 2 * SAMPLE], dtype=np.int64)
+        chosen = np.array(sampled, dtype=np.int64)
         known.likeness = await to_thread.run_sync(likeness, chosen, stored.layout, collection.scheme.bits)
-
-    def forget(self) -> None:
-        self._known.clear()
 
 
 @asynccontextmanager

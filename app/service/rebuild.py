@@ -7,7 +7,7 @@ From the moment in which the new table exists every write goes to it too, so not
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 from anyio import to_thread
@@ -45,7 +45,7 @@ async def sample_collections(session: AsyncConnection, stored: StoredLayout) -> 
     for collection in await collections.by_ids(session, largest):
         size = sizes[collection.id]
         sampled = await layouts.sample(session, stored, collection.id, size=size, most=SAMPLE)
-        samples.append(Sample(collection.scheme.bits, size, np.array(sampled[:SAMPLE], dtype=np.int64)))
+        samples.append(Sample(collection.scheme.bits, size, np.array(sampled, dtype=np.int64)))
     return samples
 
 
@@ -62,53 +62,48 @@ class Rebuild:
         self._checkpoint = progress.checkpoint
 
     async def run(self) -> dict[str, Json]:
-        phases: dict[str, Callable[[], Awaitable[None]]] = {
-            "planning": self._plan,
-            "creating": self._create,
-            "copying": self._copy,
-            "indexing": self._index,
-            "vacuuming": self._vacuum,
-            "verifying": self._verify,
-            "switching": self._switch,
-            "waiting": self._wait,
-            "dropping": self._drop,
-        }
-        seconds = self._checkpoint.setdefault("seconds", {})
-        assert isinstance(seconds, dict)  # noqa: S101  ours
+        if self._progress.phase is None or self._progress.phase == "planning":
+            await self._do("planning", self._plan)
+        phases = self._phases()
         names = list(phases)
-        reached = names.index(self._progress.phase or "planning")
+        reached = names.index(self._progress.phase) if self._progress.phase in phases else 0
         for name in names[reached:]:
-            if name in self._skipped():
-                continue
-            await self._progress.report(name, **_at(self._checkpoint, name))
-            start = time.monotonic()
-            await phases[name]()
-            seconds[name] = round(time.monotonic() - start, 3)
+            await self._do(name, phases[name])
         return self._result()
 
-    def _skipped(self) -> Sequence[str]:
-        """Phases that there is nothing to do in: the bands there are may be those that are wanted."""
-        if "changed" not in self._checkpoint:
-            return ()
-        if not self._checkpoint["changed"]:
-            return ("creating", "copying", "indexing", "vacuuming", "verifying", "switching", "waiting", "dropping")
-        if not self._checkpoint["rebuilt"]:
-            return ("creating", "copying", "indexing", "vacuuming", "verifying", "dropping")
-        return ()
+    def _phases(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What is left to do after the plan: the bands that are wanted may be those that there are."""
+        phases: dict[str, Callable[[], Awaitable[None]]] = {}
+        if self._checkpoint["rebuilt"]:
+            phases |= {
+                "creating": self._create,
+                "copying": self._copy,
+                "indexing": self._index,
+                "vacuuming": self._vacuum,
+                "verifying": self._verify,
+            }
+        if self._checkpoint["changed"]:
+            phases |= {"switching": self._switch, "waiting": self._wait}
+        return phases | {"dropping": self._drop}
+
+    async def _do(self, name: str, phase: Callable[[], Awaitable[None]]) -> None:
+        await self._progress.report(name, **_at(self._checkpoint, name))
+        start = time.monotonic()
+        await phase()
+        seconds = self._checkpoint.setdefault("seconds", {})
+        assert isinstance(seconds, dict)  # noqa: S101  ours
+        seconds[name] = round(time.monotonic() - start, 3)
 
     def _result(self) -> dict[str, Json]:
         told = ("changed", "rebuilt", "bands", "threshold", "before", "choice", "verified", "seconds")
         return {name: self._checkpoint[name] for name in told if name in self._checkpoint}
 
-    async def _building(self) -> StoredLayout | None:
-        """The one that this rebuild builds: there is no other."""
-        return next((stored for stored in await layouts.live(self._session) if stored.state == "building"), None)
-
-    async def _required(self) -> StoredLayout:
-        building = await self._building()
-        if building is None:
-            raise OperationFailedError("the layout that is being built is gone: somebody has deleted its row")
-        return building
+    async def _building(self) -> StoredLayout:
+        """The one that this rebuild builds."""
+        for stored in await layouts.live(self._session):
+            if stored.id == self._checkpoint["layout_id"]:
+                return stored
+        raise OperationFailedError("the layout that is being built is gone: somebody has deleted its row")
 
     async def _plan(self) -> None:
         active = await layouts.active(self._session)
@@ -131,16 +126,16 @@ class Rebuild:
         }
 
     async def _create(self) -> None:
-        if await self._building() is not None:
-            return  # broken off between the commit and the next phase
-
         async def create() -> None:
-            await layouts.create(self._session, cut(_integer(self._checkpoint["bands"])), self._threshold)
+            created = await layouts.create(self._session, cut(_integer(self._checkpoint["bands"])), self._threshold)
+            self._checkpoint["layout_id"] = created.id
+            await self._progress.report("copying")
 
+        await self.undo()  # of a rebuild whose row somebody has deleted
         await self._alone(create)
 
     async def _copy(self) -> None:
-        building = await self._required()
+        building = await self._building()
         total = _integer(self._checkpoint["fingerprints"])
         while True:
             position = self._checkpoint.get("position")
@@ -155,18 +150,18 @@ class Rebuild:
                 await self._progress.report("copying", done=done, total=max(done, total))
 
     async def _index(self) -> None:
-        building = await self._required()
+        building = await self._building()
         bands = building.layout.bands
         for band in bands:
             await self._progress.report("indexing", done=band.index, total=len(bands))
             await layouts.index(self._session, building, band)
 
     async def _vacuum(self) -> None:
-        await layouts.vacuum(self._session, await self._required())
+        await layouts.vacuum(self._session, await self._building())
 
     async def _verify(self) -> None:
         """That the table holds what the documents use, and that its bands find what a scan finds."""
-        building = await self._required()
+        building = await self._building()
         active = await layouts.active(self._session)
         await self._require_structure(building)
         compared = await layouts.compare_with_documents(self._session, building)
@@ -174,11 +169,10 @@ class Rebuild:
             raise OperationFailedError(
                 f"{compared.missing} of {compared.fingerprints} fingerprints are missing from the new table"
             )
-        lookups = await self._verify_lookups(building, active)
         self._checkpoint["verified"] = {
             "fingerprints": compared.fingerprints,
             "rows": compared.rows,
-            "lookups": lookups,
+            **await self._verify_lookups(building, active),
         }
 
     async def _require_structure(self, building: StoredLayout) -> None:
@@ -187,22 +181,27 @@ class Rebuild:
         except StartupError as error:
             raise OperationFailedError(str(error)) from None
 
-    async def _verify_lookups(self, building: StoredLayout, active: StoredLayout) -> int:
-        """How many lookups agreed: by the new bands, by the old ones, and by a scan of the old table."""
+    async def _verify_lookups(self, building: StoredLayout, active: StoredLayout) -> dict[str, Json]:
+        """By the new bands and by the old ones, against a scan of the new table, which lacks nothing.
+
+        Where the new bands differ, nothing is switched. Where the old ones do, a rebuild is what mends them.
+        """
         thresholds = sorted({self._threshold, active.threshold})
-        done = 0
+        agreed = missed_by_old = 0
         for threshold in thresholds:
-            queries = await choose_queries(self._session, active, _VERIFIED_LOOKUPS, threshold)
+            queries = await choose_queries(self._session, building, _VERIFIED_LOOKUPS, threshold)
             for query in queries:
-                await self._progress.report("verifying", done=done, total=len(queries) * len(thresholds))
+                await self._progress.report("verifying", done=agreed, total=len(queries) * len(thresholds))
                 try:
-                    new, old = await compare_with_scan(self._session, query, (building, active), active, threshold)
+                    new, old = await compare_with_scan(self._session, query, (building, active), building, threshold)
                 except StaleCatalogError:
                     continue  # the collection was deleted
-                _require_same("new", new, threshold)
-                _require_same("old", old, threshold)
-                done += 1
-        return done
+                _require_same(new, threshold)
+                missed_by_old += old.missed
+                agreed += 1
+        if missed_by_old:
+            _log.error("the bands in use miss documents: %d in %d lookups", missed_by_old, agreed)
+        return {"lookups": agreed, "missed_by_old_bands": missed_by_old}
 
     async def _switch(self) -> None:
         """The new bands, or the new threshold of the bands there are, in one transaction with the checkpoint."""
@@ -210,7 +209,7 @@ class Rebuild:
             if not await self._progress.commit():
                 raise asyncio.CancelledError  # asked for in this very moment: as if it had been seen before
             if self._checkpoint["rebuilt"]:
-                await layouts.switch(self._session, await self._required())
+                await layouts.switch(self._session, await self._building())
             else:
                 await layouts.set_threshold(self._session, await layouts.active(self._session), self._threshold)
             await self._progress.report("waiting")
@@ -227,9 +226,9 @@ class Rebuild:
             await self._alone(lambda stored=stored: layouts.drop(self._session, stored))
 
     async def undo(self) -> None:
-        building = await self._building()
-        if building is not None:
-            await self._alone(lambda: layouts.drop(self._session, building))
+        for stored in await layouts.live(self._session):
+            if stored.state == "building":
+                await self._alone(lambda stored=stored: layouts.drop(self._session, stored))
 
     async def _alone(self, change: Callable[[], Awaitable[None]]) -> None:
         """Changes the layouts while nobody writes; gives way where it doesn't get the locks at once."""
@@ -260,17 +259,17 @@ def _choice(costs: dict[int, Cost], now: int) -> tuple[int, dict[str, Json]]:
         for each, its in costs.items()
     }
     cheapest = cheapest_bands(costs)
-    if bands == cheapest:
-        reason = f"{bands} bands are expected to be the cheapest"
+    if costs[bands].cheaper == costs[cheapest].cheaper:
+        reason = f"no number of bands is expected to be cheaper than {bands}"
     else:
         reason = f"{cheapest} bands would be cheaper than the {now} there are, but not by enough to be worth a rebuild"
     return bands, {"reason": reason, "expected": expected}
 
 
-def _require_same(which: str, compared: Compared, threshold: int) -> None:
+def _require_same(compared: Compared, threshold: int) -> None:
     if compared.missed or compared.invented:
         raise OperationFailedError(
-            f"a lookup at threshold {threshold} in the {which} bands missed {compared.missed} and invented "
+            f"a lookup at threshold {threshold} in the new bands missed {compared.missed} and invented "
             f"{compared.invented} of the documents that a scan finds: nothing was switched"
         )
 

@@ -56,10 +56,7 @@ async def choose_queries(session: AsyncConnection, stored: StoredLayout, count: 
             continue
         wanted = max(1, round(count * size / total))
         sampled = await layouts.sample(session, stored, collection_id, size=size, most=wanted)
-        random.shuffle(sampled)
-        queries += [
-            Query(collection, size, _near(simhash, collection.scheme.bits, threshold)) for simhash in sampled[:wanted]
-        ]
+        queries += [Query(collection, size, _near(simhash, collection.scheme.bits, threshold)) for simhash in sampled]
     random.shuffle(queries)
     return queries[:count]
 

@@ -118,7 +118,7 @@ def sizes(stored: StoredLayout) -> sql.Composed:
 
 
 def sample(stored: StoredLayout) -> sql.Composed:
-    """About one in `one_in` fingerprints of a collection, another choice for each `seed`.
+    """About one in `one_in` fingerprints of a collection, another choice for each `seed`; at most `limit`.
 
     By a hash of the fingerprint, since any other way of choosing some without reading all prefers some: neighbours in
     the table were written together, and neighbours in an index are alike.
@@ -127,6 +127,7 @@ def sample(stored: StoredLayout) -> sql.Composed:
         SELECT simhash FROM {table}
         WHERE collection_id = %(collection_id)s::int
           AND hashint8extended(simhash, %(seed)s::bigint) & (%(one_in)s::bigint - 1) = 0
+        LIMIT %(limit)s::int
         """).format(table=sql.Identifier(stored.table))
 
 
