@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 from app.core.layout import Layout, cut
 from app.core.probes import ProbePlan, plan_probes
 
-# Microseconds on one core: PostgreSQL 18, warm, covering indexes. Fitted to lookups (docs/performance.md); only
-# the ratios matter.
-LOOKUP_COST = 60.0
-BAND_COST = 6.0
-PROBE_COST = 1.6
-CANDIDATE_COST = 0.12
-SCAN_ROW_COST = 0.08
+# Microseconds on one core: PostgreSQL 18, warm, covering indexes. Fitted to the medians of lookups in 2 to 16 bands, at
+# thresholds 0 to 15, among 100,000 and a million fingerprints, uniform and of one site (docs/performance.md). Only the
+# ratios matter.
+LOOKUP_COST = 50.0
+BAND_COST = 40.0
+PROBE_COST = 1.5  # in an index of a million; in larger ones more of the way down is out of the processor's caches
+PROBE_GROWTH = 0.3  # the power of the size
+PROBE_COST_FROM = 100_000  # below, an index is in the caches whatever its size
+CANDIDATE_COST = 0.135
+SCAN_ROW_COST = 0.115
 
 # The size of a collection is an estimate, and a poor one right after a bulk load. Where probing is this cheap anyway,
 # a scan could save little and lose much.
@@ -110,6 +113,11 @@ class Cost:
         return self.scan if self.scan_is_cheaper else self.probing
 
 
+def probe_cost(fingerprints: int) -> float:
+    """Of one value looked up in a collection of this size, without the rows that it finds."""
+    return PROBE_COST * (max(fingerprints, PROBE_COST_FROM) / 1_000_000) ** PROBE_GROWTH
+
+
 def cost(plan: ProbePlan, profile: Profile) -> Cost:
     share = sum(
         within[radius] for radius, within in zip(plan.radii, profile.likeness.within, strict=True) if radius >= 0
@@ -117,7 +125,10 @@ def cost(plan: ProbePlan, profile: Profile) -> Cost:
     candidates = share * profile.fingerprints
     return Cost(
         candidates=candidates,
-        probing=LOOKUP_COST + BAND_COST * len(plan.radii) + PROBE_COST * plan.probes + CANDIDATE_COST * candidates,
+        probing=LOOKUP_COST
+        + BAND_COST * len(plan.radii)
+        + probe_cost(profile.fingerprints) * plan.probes
+        + CANDIDATE_COST * candidates,
         scan=LOOKUP_COST + SCAN_ROW_COST * profile.fingerprints,
     )
 
