@@ -13,13 +13,14 @@ from app.postgres.binaries import best_binaries
 from app.postgres.embedded import EmbeddedPostgres
 from app.postgres.migrate import migrate
 from app.settings import Settings
-from bench import data, kernel, lookups, rebuild, serving
+from bench import data, kernel, lookups, rebuild, rebuild_under_load, serving
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--size", type=int, default=100_000, help="documents")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load over HTTP")
+    parser.add_argument("--load-size", type=int, default=200_000, help="documents while the bands are rebuilt")
     asked = parser.parse_args()
 
     _fingerprinting()
@@ -35,6 +36,7 @@ def main() -> None:
             _lookups(uvloop.run(lookups.measure(settings, filled)))
             _serving(serving.measure(conninfo, filled, asked.seconds))
             _rebuilt(uvloop.run(rebuild.measure(settings)))
+            _under_load(rebuild_under_load.measure(conninfo, asked.load_size, 4 * asked.seconds))
     finally:
         shutil.rmtree(folder)
 
@@ -82,6 +84,18 @@ def _rebuilt(measured: rebuild.Rebuilt) -> None:
         print(f"  {name:34}{ours:10,.1f} s    {ours / by_hand:.2f} × the {by_hand:,.1f} s of INSERT and CREATE INDEX")
     others = {name: seconds for name, seconds in measured.phases.items() if name not in {"copying", "indexing"}}
     print("  " + ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in others.items()))
+
+
+def _under_load(measured: rebuild_under_load.UnderLoad) -> None:
+    before = measured.before
+    print(f"8 clients that look up, write and delete among {measured.size:,} documents, each answer judged")
+    print(f"  {'lookups before':34}{'':10}     p50 {before.p50 * 1e3:.1f} ms   p99 {before.p99 * 1e3:.1f} ms")
+    for bands, during in measured.rebuilds.items():
+        print(
+            f"  {f'while {bands} bands are built':34}{measured.seconds[bands]:10,.1f} s   p50 {during.p50 * 1e3:.1f} ms"
+            f"   p99 {during.p99 * 1e3:.1f} ms, {during.p99 / before.p99:.1f} × before;"
+            f" {during.requests:,} requests, none failed"
+        )
 
 
 def _ratio(yardstick: float, measured: float, name: str) -> str:

@@ -33,7 +33,7 @@ class Serving:
 
 def measure(conninfo: str, filled: Filled, seconds: float) -> Serving:
     paths = [f"/v1/collections/{COLLECTION}/near-duplicates?fingerprint={to_hex(query)}" for query in filled.queries]
-    with _service(conninfo) as (port, process):
+    with service(conninfo) as (port, process):
         resident = _resident_megabytes(process)
         rounds = [
             (
@@ -47,7 +47,8 @@ def measure(conninfo: str, filled: Filled, seconds: float) -> Serving:
 
 
 @contextmanager
-def _service(conninfo: str) -> Generator[tuple[int, int]]:
+def service(conninfo: str, **settings: float) -> Generator[tuple[int, int]]:
+    """The port and the process of a service that is ready."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = os.environ | {
@@ -55,6 +56,7 @@ def _service(conninfo: str) -> Generator[tuple[int, int]]:
         "TIROIR_PORT": str(port),
         "TIROIR_LOG_LEVEL": "warning",
     }
+    environment |= {f"TIROIR_{name.upper()}": str(value) for name, value in settings.items()}
     process = subprocess.Popen([sys.executable, "-m", "app.cli", "serve"], env=environment)
     try:
         _wait(port)

@@ -8,7 +8,7 @@ from service import ROOT
 
 def test_the_bench_prints_each_figure_beside_its_yardstick() -> None:
     answer = subprocess.run(
-        [sys.executable, "-m", "bench", "--size", "3000", "--seconds", "0.5"],
+        [sys.executable, "-m", "bench", "--size", "3000", "--seconds", "0.5", "--load-size", "1000"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -20,5 +20,7 @@ def test_the_bench_prints_each_figure_beside_its_yardstick() -> None:
         "faster than the full scan",
         "query, threshold 3",
         "lookups / nothing",
+        "of INSERT and CREATE INDEX",
+        "while 8 bands are built",
     ):
         assert figure in answer.stdout
