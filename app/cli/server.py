@@ -37,6 +37,7 @@ def log_configuration(settings: Settings) -> dict[str, Any]:
             "app": {"level": level},
             # It warns of each pipeline and each statement that we break off ourselves.
             "psycopg": {"level": "ERROR"},
+            "psycopg.pool": {"level": "WARNING"},
             "uvicorn": {"level": level},
             # uvicorn's access log writes whole URLs, with the texts and keys in them; app.api.gate writes routes.
             "uvicorn.access": {"level": "CRITICAL"},
