@@ -8,9 +8,9 @@ or come twice: `attend` puts every unfinished operation that nobody works on bac
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from anyio import CancelScope
 from procrastinate import App, PsycopgConnector
@@ -78,14 +78,17 @@ class Queue:
             await perform(operation_id)
 
         self._app.task(name=_TASK)(task)
+        ending = asyncio.Event()
         tasks = [
-            asyncio.create_task(_forever(self._work)),
-            asyncio.create_task(_forever(partial(self._attend, database))),
+            asyncio.create_task(_until(ending, self._work)),
+            asyncio.create_task(_until(ending, partial(self._attend, database))),
         ]
         try:
             yield
         finally:
-            # Once each: procrastinate's worker ends its jobs when it is cancelled, and wouldn't if that came twice.
+            # Once each: procrastinate's worker ends its jobs when it is cancelled, and wouldn't if that came twice. Where
+            # it fails at that moment, it forgets that it was cancelled.
+            ending.set()
             for task_of_ours in tasks:
                 task_of_ours.cancel()
             with CancelScope(shield=True):
@@ -113,12 +116,14 @@ class Queue:
             await asyncio.sleep(_ATTEND_SECONDS)
 
 
-async def _forever(work: Callable[[], Awaitable[None]]) -> NoReturn:
-    while True:
+async def _until(ending: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
+    """Does it again and again, whatever goes wrong, until `ending` is set."""
+    while not ending.is_set():
         try:
             await work()
         except (ConnectorException, AppNotOpen, UnavailableError, Error) as error:
             _log.warning("the queue of operations is out of reach: %s", type(error).__name__)
         except Exception:  # noqa: BLE001  whatever we did wrong, other operations must go on
             _log.exception("a defect in the work on operations; it goes on")
-        await asyncio.sleep(_BEGIN_ANEW_SECONDS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ending.wait(), _BEGIN_ANEW_SECONDS)
