@@ -86,13 +86,14 @@ class Queue:
         try:
             yield
         finally:
-            # Once each: procrastinate's worker ends its jobs when it is cancelled, and wouldn't if that came twice. Where
-            # it fails at that moment, it forgets that it was cancelled.
+            # Once each: procrastinate's worker ends its jobs when it is cancelled, and wouldn't if that came twice.
+            # Where it fails at that moment, it forgets that it was cancelled.
             ending.set()
             for task_of_ours in tasks:
                 task_of_ours.cancel()
             with CancelScope(shield=True):
                 await asyncio.wait(tasks)
+                await self._app.close_async()  # left open where opening it failed
 
     async def _work(self) -> None:
         async with self._app.open_async():
