@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from app.cli.administration import administration
 from app.cli.server import export, serve, work
@@ -104,10 +105,13 @@ def _settings(given: dict[str, Any]) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        problems = "; ".join(
-            f"TIROIR_{'_'.join(map(str, each['loc'])).upper()}: {each['msg']}" for each in error.errors()
-        )
-        raise SettingsError(problems) from None
+        raise SettingsError("; ".join(map(_spelled, error.errors()))) from None
+
+
+def _spelled(error: ErrorDetails) -> str:
+    """One that concerns several settings names them itself."""
+    reason = error["msg"].removeprefix("Value error, ")
+    return f"TIROIR_{'_'.join(map(str, error['loc'])).upper()}: {reason}" if error["loc"] else reason
 
 
 class SettingsError(TiroirError):

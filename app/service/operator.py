@@ -12,7 +12,7 @@ from app.core.errors import TiroirError, UnavailableError
 from app.core.model import Json, Operation, OperationKind, OperationStatus
 from app.settings import Settings
 from app.store import operations
-from app.store.database import Database, connect_for_operation, is_lost
+from app.store.database import Database, UnexpectedDatabaseError, connect_for_operation, is_lost
 
 _log = logging.getLogger(__name__)
 
@@ -150,8 +150,8 @@ class Operator:
                     if await operations.is_cancel_requested(connection, operation_id):
                         running.cancel()
                         return
-            except UnavailableError:
-                _log.debug("can't ask whether operation %d is to be canceled", operation_id)
+            except (UnavailableError, UnexpectedDatabaseError):
+                _log.warning("can't ask whether operation %d is to be canceled", operation_id)
             await asyncio.sleep(_WATCH_SECONDS)
 
 

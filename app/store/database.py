@@ -6,7 +6,16 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
 
-from psycopg import AsyncConnection, AsyncTransaction, Error, InterfaceError, IsolationLevel, OperationalError, errors
+from psycopg import (
+    AsyncConnection,
+    AsyncTransaction,
+    Error,
+    InterfaceError,
+    InternalError,
+    IsolationLevel,
+    OperationalError,
+    errors,
+)
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
@@ -259,8 +268,12 @@ _TOO_LONG = (
 
 
 def is_lost(error: Error) -> bool:
-    """Whether the connection went away, or couldn't be made: the server stops, starts, or the network fails."""
-    lost = isinstance(error, OperationalError | InterfaceError) and error.sqlstate is None
+    """Whether the connection went away, or couldn't be made: the server stops, starts, or the network fails.
+
+    Where PostgreSQL and a pooler say goodbye one after the other, psycopg gets two answers to one question, which is its
+    own InternalError.
+    """
+    lost = isinstance(error, OperationalError | InterfaceError | InternalError) and error.sqlstate is None
     return lost or (error.sqlstate or "").startswith(_LOST)
 
 
