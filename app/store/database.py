@@ -270,7 +270,7 @@ _TOO_LONG = (
 def is_lost(error: Error) -> bool:
     """Whether the connection went away, or couldn't be made: the server stops, starts, or the network fails.
 
-    Where PostgreSQL and a pooler say goodbye one after the other, psycopg gets two answers to one question, which is its
+    Where PostgreSQL and a pooler say goodbye one after the other, psycopg gets two answers to one question: its
     own InternalError.
     """
     lost = isinstance(error, OperationalError | InterfaceError | InternalError) and error.sqlstate is None
