@@ -82,8 +82,7 @@ async def measure(settings: Settings, simhashes: NDArray[np.int64]) -> Measured:
             data.load(connection, simhashes.tolist())
             queries = [data.near(simhash) for simhash in random.Random(2).sample(simhashes.tolist(), _QUERIES)]
             async with await connect_for_operation(opened.conninfo, settings) as session:
-                [active] = (await opened.catalog.layouts()).live
-                samples = await sample_collections(session, active)
+                samples = await sample_collections(session)
             seconds = {
                 number: await _measure_layout(opened, connection, number, queries)
                 for number in range(MIN_BANDS, MAX_BANDS + 1)

@@ -6,6 +6,7 @@ Both the tests and the bench of a rebuild drive it; how many documents there are
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ COLLECTION = "load"
 _FAMILY = 8  # documents that are near one another
 _MOST_FLIPPED = 6
 _OWN = 40  # stored documents that a client changes, and as many keys that are new
-_RECENT = 64
+_RECENT = 8
 _LIMIT = 1000  # more than any lookup here finds, so that answers are complete
 _THRESHOLDS = (0, 3, 3, 5, 7, 10, None)
 _PATIENCE = 60.0  # seconds
@@ -67,8 +68,9 @@ def _copy(connection: psycopg.Connection, statement: bytes, lines: Iterable[str]
 
 
 def _near(simhash: int, generator: random.Random) -> int:
-    for bit in generator.sample(range(ARTICLE.bits), generator.randint(0, _MOST_FLIPPED)):
-        simhash ^= 1 << bit
+    """With a few bits flipped, some of them back again."""
+    for _ in range(int(generator.random() * (_MOST_FLIPPED + 1))):
+        simhash ^= 1 << int(generator.random() * ARTICLE.bits)
     return simhash
 
 
@@ -201,7 +203,7 @@ class LoadClient:
         self._present = {key: stored[key] for key in own}
         self._absent = {f"new-{number}-{each}" for each in range(_OWN)}
         self._somewhere = list(stored.values())
-        self._recent = self._random.sample(self._somewhere, min(_RECENT, len(self._somewhere)))
+        self.recent = deque(self._random.sample(self._somewhere, _RECENT), _RECENT)
 
     def close(self) -> None:
         for http in self._http:
@@ -214,9 +216,9 @@ class LoadClient:
             [5, 2 if self._absent else 0, 2 if self._present else 0, 1 if self._present else 0],
         )[0]()
 
-    def look_up(self) -> None:
-        """Mostly near what this client has changed lately."""
-        simhash = _near(self._random.choice(self._recent), self._random)
+    def look_up(self, near: Sequence[int] = ()) -> None:
+        """Near one of these fingerprints; without them, near what this client has changed lately."""
+        simhash = _near(self._random.choice(near or self.recent), self._random)
         threshold = self._random.choice(_THRESHOLDS)
         asked = self._oracle.asks()
         answer = self._send(
@@ -224,9 +226,10 @@ class LoadClient:
         ).json()
         self._judge(asked, simhash, threshold, answer, "matches")
 
-    def create(self) -> None:
+    def create(self, simhash: int | None = None) -> None:
+        """With this fingerprint, or with one that the client chooses."""
         key = self._random.choice(sorted(self._absent))
-        self._write(key, 201)
+        self._write(key, 201, simhash)
         self._absent.remove(key)
 
     def replace(self) -> None:
@@ -236,12 +239,13 @@ class LoadClient:
         key = self._random.choice(list(self._present))
         with self._oracle.changing(key, None):
             self._send(Kind.DELETE, {204}, "DELETE", f"documents/{key}")
-        self._changed(self._present.pop(key))
+        self.recent.append(self._present.pop(key))
         self._absent.add(key)
 
-    def _write(self, key: str, status: int) -> None:
+    def _write(self, key: str, status: int, simhash: int | None = None) -> None:
         """Half of the writes look up at once, in the transaction of the write."""
-        simhash = _near(self._random.choice(self._random.choice([self._somewhere, self._recent])), self._random)
+        if simhash is None:
+            simhash = _near(self._random.choice(self._random.choice([self._somewhere, self.recent])), self._random)
         looks_up = self._random.random() < 0.5
         threshold = self._random.choice(_THRESHOLDS)
         parameters = _options(threshold) if looks_up else {"near_duplicates": "false"}
@@ -250,12 +254,9 @@ class LoadClient:
             body = {"fingerprint": to_hex(simhash)}
             answer = self._send(Kind.WRITE, {status}, "PUT", f"documents/{key}", parameters, body).json()
         self._present[key] = simhash
-        self._changed(simhash)
+        self.recent.append(simhash)
         if looks_up:
             self._judge(asked, simhash, threshold, answer, "near_duplicates", except_key=key)
-
-    def _changed(self, simhash: int) -> None:
-        self._recent[self._random.randrange(len(self._recent))] = simhash
 
     def _judge(
         self,

@@ -1,4 +1,4 @@
-"""Operations: their rows, the queue that runs them, the time at which a layout was retired; the width of fingerprints.
+"""Operations: their rows, and the queue that runs them; the width of fingerprints.
 
 Rules: raw SQL only. Nothing that rewrites a table or blocks its writers: a new column has no volatile default, a new
 index on a table that holds rows is built CONCURRENTLY inside `op.get_context().autocommit_block()`, and a generated
@@ -16,7 +16,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.execute("ALTER TABLE band_layout ADD COLUMN retired_at timestamptz")
     op.execute("""
         CREATE TABLE operation (
             id               integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -72,4 +71,3 @@ def downgrade() -> None:
     op.execute("ALTER TABLE document DROP COLUMN bits")
     op.execute("DROP SCHEMA tiroir_queue CASCADE")
     op.execute("DROP TABLE operation")
-    op.execute("ALTER TABLE band_layout DROP COLUMN retired_at")

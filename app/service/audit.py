@@ -61,7 +61,7 @@ class Audit:
         threshold = active.threshold if self._threshold is None else self._threshold
         assert isinstance(threshold, int)  # noqa: S101  the row says what we wrote
         assert isinstance(self._sample, int)  # noqa: S101  as above
-        queries = await choose_queries(self._session, active, self._sample, threshold)
+        queries = await choose_queries(self._session, self._sample, threshold)
         tally = _Tally()
         reported = 0.0
         for done, query in enumerate(queries):
@@ -77,7 +77,7 @@ class Audit:
         for _ in range(_ATTEMPTS):
             active = await layouts.active(self._session)
             try:
-                return await compare_with_scan(self._session, query, [active], active, threshold)
+                return await compare_with_scan(self._session, query, [active], threshold)
             except UndefinedTable:
                 continue
             except StaleCatalogError:

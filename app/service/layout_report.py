@@ -50,10 +50,10 @@ class LayoutReports:
         async with self._database.connection() as connection:
             live = await layouts.live(connection)
             active = next(stored for stored in live if stored.state == "active")
-            rows = sum((await layouts.sizes(connection, active)).values())
+            rows = await layouts.count(connection, active)
             table_bytes = await layouts.table_bytes(connection, active)
             buckets = await layouts.fullest_buckets(connection, active, _BUCKETS)
-            samples = await sample_collections(connection, active)
+            samples = await sample_collections(connection)
         by_bands = await to_thread.run_sync(costs_by_bands, samples, THRESHOLDS)
         now = len(active.layout.bands)
         costs_now = await to_thread.run_sync(mean_costs, samples or grown([]), active.layout, THRESHOLDS)

@@ -104,6 +104,8 @@ class Operator:
         self, session: AsyncConnection, operation: Operation, work: Work
     ) -> tuple[dict[str, Json] | None, str | None]:
         """The result, or the reason why there is none; neither where it was canceled."""
+        if await operations.is_cancel_requested(session, operation.id):
+            return None, None
         if operation.runs > MOST_RUNS:
             return None, await self._note(session, operation, f"it was broken off {MOST_RUNS} times")
         try:

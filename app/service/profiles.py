@@ -18,7 +18,7 @@ from psycopg import AsyncConnection, Error
 from app.core.cost import Likeness, Profile, likeness, uniform
 from app.core.errors import TiroirError
 from app.core.model import Collection, StoredLayout
-from app.store import layouts
+from app.store import documents, layouts
 from app.store.database import Database
 
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Profiles:
     async def _sample(self, known: _Known, stored: StoredLayout, collection: Collection) -> None:
         try:
             async with self._database.connection() as connection:
-                sampled = await layouts.sample(connection, stored, collection.id, size=known.size, most=SAMPLE)
+                sampled = await documents.sample(connection, collection.id, size=known.size, most=SAMPLE)
         except (TiroirError, Error) as error:  # the database is away, the layout is gone, or it takes too long
             known.sampled_until = time.monotonic() + _ANOTHER_TRY_SECONDS
             _log.info("no sample of collection %d: %s", collection.id, type(error).__name__)

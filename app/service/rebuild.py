@@ -21,7 +21,7 @@ from app.service.operator import OperationFailedError, Progress
 from app.service.profiles import SAMPLE
 from app.service.sampled_lookups import Compared, choose_queries, compare_with_scan
 from app.settings import Settings
-from app.store import collections, layouts
+from app.store import collections, documents, layouts
 from app.store.database import StaleCatalogError
 from app.store.layouts import Position
 
@@ -37,14 +37,14 @@ _LOCK_MILLISECONDS = 250
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds
 
 
-async def sample_collections(session: AsyncConnection, stored: StoredLayout) -> list[Sample]:
+async def sample_collections(session: AsyncConnection) -> list[Sample]:
     """Of the largest collections."""
-    sizes = await layouts.sizes(session, stored)
+    sizes = await documents.sizes(session)
     largest = list(sizes)[:_SAMPLED_COLLECTIONS]
     samples: list[Sample] = []
     for collection in await collections.by_ids(session, largest):
         size = sizes[collection.id]
-        sampled = await layouts.sample(session, stored, collection.id, size=size, most=SAMPLE)
+        sampled = await documents.sample(session, collection.id, size=size, most=SAMPLE)
         samples.append(Sample(collection.scheme.bits, size, np.array(sampled, dtype=np.int64)))
     return samples
 
@@ -111,7 +111,7 @@ class Rebuild:
         if isinstance(self._bands, int):
             bands = self._bands
         else:
-            samples = await sample_collections(self._session, active)
+            samples = await sample_collections(self._session)
             costs = await to_thread.run_sync(costs_by_bands, samples, [self._threshold])
             bands, choice = _choice({bands: of_thresholds[0] for bands, of_thresholds in costs.items()}, now)
             self._checkpoint["choice"] = choice
@@ -122,13 +122,14 @@ class Rebuild:
             "before": {"bands": now, "threshold": active.threshold},
             "rebuilt": rebuilt,
             "changed": rebuilt or self._threshold != active.threshold,
-            "fingerprints": sum((await layouts.sizes(self._session, active)).values()),
+            "fingerprints": sum((await documents.sizes(self._session)).values()),
         }
 
     async def _create(self) -> None:
         async def create() -> None:
             created = await layouts.create(self._session, cut(_integer(self._checkpoint["bands"])), self._threshold)
             self._checkpoint["layout_id"] = created.id
+            self._checkpoint["last_collection_id"] = await collections.last_id(self._session)
             await self._progress.report("copying")
 
         await self.undo()  # of a rebuild whose row somebody has deleted
@@ -137,11 +138,14 @@ class Rebuild:
     async def _copy(self) -> None:
         building = await self._building()
         total = _integer(self._checkpoint["fingerprints"])
+        last_collection_id = _integer(self._checkpoint["last_collection_id"])
         while True:
             position = self._checkpoint.get("position")
             after = Position(*map(_integer, position)) if isinstance(position, list) else layouts.START
             async with self._session.transaction():
-                copied = await layouts.copy_batch(self._session, building, after, _BATCH)
+                copied = await layouts.copy_batch(
+                    self._session, building, after, last_collection_id=last_collection_id, size=_BATCH
+                )
                 if copied is None:
                     return
                 done = _integer(self._checkpoint.get("copied", 0)) + copied.fingerprints
@@ -182,18 +186,18 @@ class Rebuild:
             raise OperationFailedError(str(error)) from None
 
     async def _verify_lookups(self, building: StoredLayout, active: StoredLayout) -> dict[str, Json]:
-        """By the new bands and by the old ones, against a scan of the new table, which lacks nothing.
+        """By the new bands and by the old ones, against a scan of the documents.
 
         Where the new bands differ, nothing is switched. Where the old ones do, a rebuild is what mends them.
         """
         thresholds = sorted({self._threshold, active.threshold})
         agreed = missed_by_old = 0
         for threshold in thresholds:
-            queries = await choose_queries(self._session, building, _VERIFIED_LOOKUPS, threshold)
+            queries = await choose_queries(self._session, _VERIFIED_LOOKUPS, threshold)
             for query in queries:
                 await self._progress.report("verifying", done=agreed, total=len(queries) * len(thresholds))
                 try:
-                    new, old = await compare_with_scan(self._session, query, (building, active), building, threshold)
+                    new, old = await compare_with_scan(self._session, query, (building, active), threshold)
                 except StaleCatalogError:
                     continue  # the collection was deleted
                 _require_same(new, threshold)
@@ -222,12 +226,15 @@ class Rebuild:
             await asyncio.sleep(min(1.0, self._grace - waited))
 
     async def _drop(self) -> None:
-        for stored in await layouts.retired(self._session, grace=self._grace):
-            await self._alone(lambda stored=stored: layouts.drop(self._session, stored))
+        await self._drop_all("retired")
 
     async def undo(self) -> None:
+        await self._drop_all("building")
+
+    async def _drop_all(self, state: str) -> None:
+        """There may be more than one, where an earlier rebuild could not drop its own."""
         for stored in await layouts.live(self._session):
-            if stored.state == "building":
+            if stored.state == state:
                 await self._alone(lambda stored=stored: layouts.drop(self._session, stored))
 
     async def _alone(self, change: Callable[[], Awaitable[None]]) -> None:

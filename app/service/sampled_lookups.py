@@ -12,7 +12,7 @@ from app.core.fingerprint import to_signed
 from app.core.model import Collection, Match, StoredLayout
 from app.core.probes import plan_probes
 from app.core.scheme import given
-from app.store import collections, layouts
+from app.store import collections, documents
 from app.store.lookups import Lookup, count_candidates, queue_lookup
 
 _LIMIT = 1000
@@ -44,18 +44,18 @@ class Compared:
     scan_seconds: float
 
 
-async def choose_queries(session: AsyncConnection, stored: StoredLayout, count: int, threshold: int) -> list[Query]:
+async def choose_queries(session: AsyncConnection, count: int, threshold: int) -> list[Query]:
     """About `count` queries, from each collection in proportion to its size; up to `threshold` + 1 bits flipped."""
-    sizes = await layouts.sizes(session, stored)
+    sizes = await documents.sizes(session)
     total = sum(sizes.values())
     known = {collection.id: collection for collection in await collections.by_ids(session, list(sizes)[:count])}
     queries: list[Query] = []
     for collection_id, size in sizes.items():
         collection = known.get(collection_id)
-        if collection is None:  # its rows outlive a collection that was deleted while they were copied
+        if collection is None:  # beyond `count`, or deleted
             continue
         wanted = max(1, round(count * size / total))
-        sampled = await layouts.sample(session, stored, collection_id, size=size, most=wanted)
+        sampled = await documents.sample(session, collection_id, size=size, most=wanted)
         queries += [Query(collection, size, _near(simhash, collection.scheme.bits, threshold)) for simhash in sampled]
     random.shuffle(queries)
     return queries[:count]
@@ -71,20 +71,22 @@ def _near(simhash: int, bits: int, threshold: int) -> int:
 
 
 async def compare_with_scan(
-    session: AsyncConnection, query: Query, probed: Sequence[StoredLayout], scanned: StoredLayout, threshold: int
+    session: AsyncConnection, query: Query, probed: Sequence[StoredLayout], threshold: int
 ) -> list[Compared]:
-    """The lookup in each of the layouts `probed`, against one scan of `scanned`, all in one snapshot.
+    """The lookup in each of the layouts `probed`, against one scan of the documents, all in one snapshot.
 
-    Probes even where the service would rather scan: the bands are what is tested.
+    Probes even where the service would rather scan: the bands are what is tested. StaleCatalogError where the
+    collection is gone.
     """
     async with session.transaction():
         await session.execute(_SNAPSHOT)
         start = time.perf_counter()
-        expected = await _answer(session, _lookup(query, scanned, threshold, scan=True))
+        collection_id = query.collection.id
+        expected = set(await documents.scan(session, collection_id, query.simhash, threshold, _LIMIT))
         scan_seconds = time.perf_counter() - start
         compared: list[Compared] = []
         for layout in probed:
-            lookup = _lookup(query, layout, threshold, scan=False)
+            lookup = _lookup(query, layout, threshold)
             start = time.perf_counter()
             found = await _answer(session, lookup)
             lookup_seconds = time.perf_counter() - start
@@ -111,14 +113,14 @@ def _identity(match: Match) -> tuple[str, int | None, int]:
     return match.key, match.simhash, match.distance
 
 
-def _lookup(query: Query, layout: StoredLayout, threshold: int, *, scan: bool) -> Lookup:
+def _lookup(query: Query, layout: StoredLayout, threshold: int) -> Lookup:
     bits = query.collection.scheme.bits
     probes = plan_probes(layout.layout, bits, threshold)
     return Lookup(
         collection=query.collection,
         layout=layout,
         probes=probes,
-        scan=scan or probes.probes > _MOST_PROBES,
+        scan=probes.probes > _MOST_PROBES,
         expected=cost(probes, Profile(query.fingerprints, uniform(layout.layout, bits))),
         digest=given(query.simhash),
         except_key=None,

@@ -74,7 +74,7 @@ def drop_index(stored: StoredLayout, band: Band) -> sql.Composed:
 
 
 def drop(stored: StoredLayout) -> sql.Composed:
-    return sql.SQL("DROP TABLE {table}").format(table=sql.Identifier(stored.table))
+    return sql.SQL("DROP TABLE IF EXISTS {table}").format(table=sql.Identifier(stored.table))
 
 
 def vacuum(stored: StoredLayout) -> sql.Composed:
@@ -85,12 +85,15 @@ def vacuum(stored: StoredLayout) -> sql.Composed:
 def copy_batch(stored: StoredLayout) -> sql.Composed:
     """Adds the next `size` fingerprints that documents use, in the order of the keys, and tells where it came to.
 
+    Collections after the last that there was when the table was made are left out: all writes to them go to it.
+
     One row: collection_id, simhash and the number of fingerprints; none where nothing is left.
     """
     return sql.SQL("""
         WITH batch AS MATERIALIZED (
             SELECT DISTINCT collection_id, simhash FROM document
             WHERE simhash IS NOT NULL AND (collection_id, simhash) > (%(collection_id)s::int, %(simhash)s::bigint)
+              AND collection_id <= %(last_collection_id)s::int
             ORDER BY collection_id, simhash
             LIMIT %(size)s::int
         ), inserted AS (
@@ -110,25 +113,9 @@ def compare_with_documents(stored: StoredLayout) -> sql.Composed:
         """).format(table=sql.Identifier(stored.table))
 
 
-def sizes(stored: StoredLayout) -> sql.Composed:
-    """The number of fingerprints of each collection, the largest first."""
-    return sql.SQL("""
-        SELECT collection_id, count(*) FROM {table} GROUP BY collection_id ORDER BY count(*) DESC, collection_id
-        """).format(table=sql.Identifier(stored.table))
-
-
-def sample(stored: StoredLayout) -> sql.Composed:
-    """About one in `one_in` fingerprints of a collection, another choice for each `seed`; at most `limit`.
-
-    By a hash of the fingerprint, since any other way of choosing some without reading all prefers some: neighbours in
-    the table were written together, and neighbours in an index are alike.
-    """
-    return sql.SQL("""
-        SELECT simhash FROM {table}
-        WHERE collection_id = %(collection_id)s::int
-          AND hashint8extended(simhash, %(seed)s::bigint) & (%(one_in)s::bigint - 1) = 0
-        LIMIT %(limit)s::int
-        """).format(table=sql.Identifier(stored.table))
+def count(stored: StoredLayout) -> sql.Composed:
+    """The number of rows."""
+    return sql.SQL("SELECT count(*) FROM {table}").format(table=sql.Identifier(stored.table))
 
 
 def fullest_buckets(stored: StoredLayout) -> sql.Composed:

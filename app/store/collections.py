@@ -60,6 +60,13 @@ async def create(connection: AsyncConnection, name: str, scheme: Scheme, *, stor
     return await (await cursor.execute(_SQL["create"], parameters)).fetchone()
 
 
+async def last_id(connection: AsyncConnection) -> int:
+    """The highest there is, 0 where there is none."""
+    row = await (await connection.execute(_SQL["last_id"])).fetchone()
+    assert row is not None  # noqa: S101  an aggregate without GROUP BY is one row
+    return int(row[0])
+
+
 async def count(connection: AsyncConnection, collection_id: int) -> CollectionCounts:
     """Exact counts, of one snapshot. Reads two indexes of the collection from end to end."""
     cursor = connection.cursor(row_factory=class_row(CollectionCounts))

@@ -1,5 +1,6 @@
 """Documents: how they are written, read and deleted."""
 
+import random
 from dataclasses import dataclass
 
 from psycopg import AsyncConnection, AsyncCursor
@@ -13,6 +14,9 @@ from app.store.database import StaleCatalogError
 from app.store.named_sql import load
 
 _SQL = load("documents.sql")
+
+# A sample that comes out this many times as large as it should be is drawn anew, thinner.
+_TOO_MANY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,38 @@ async def page(connection: AsyncConnection, collection_id: int, after: str, limi
     return await (
         await cursor.execute(_SQL["page"], {"collection_id": collection_id, "after": after, "limit": limit})
     ).fetchall()
+
+
+async def sizes(connection: AsyncConnection) -> dict[int, int]:
+    """The number of distinct fingerprints by collection id, the largest first. Reads an index of all documents."""
+    return dict(await (await connection.execute(_SQL["sizes"])).fetchall())
+
+
+async def sample(connection: AsyncConnection, collection_id: int, *, size: int, most: int) -> list[int]:
+    """At most `most` distinct fingerprints of a collection of about `size`, chosen at random, in random order.
+
+    Reads an index of the collection: 0.1 s a million documents.
+    """
+    one_in = 1 << max(0, (size // most).bit_length() - 1)
+    while True:
+        values = {
+            "collection_id": collection_id,
+            "seed": random.getrandbits(63),
+            "one_in": one_in,
+            "limit": _TOO_MANY * most,
+        }
+        rows = await (await connection.execute(_SQL["sample"], values)).fetchall()
+        if len(rows) < _TOO_MANY * most:
+            return [simhash for (simhash,) in random.sample(rows, min(most, len(rows)))]
+        one_in *= _TOO_MANY  # the size was an estimate, and far too low
+
+
+async def scan(
+    connection: AsyncConnection, collection_id: int, simhash: int, threshold: int, limit: int
+) -> list[tuple[str, int, int]]:
+    """Key, simhash and distance of the `limit` nearest documents within the threshold: no layout has a part in it."""
+    values = {"collection_id": collection_id, "simhash": simhash, "threshold": threshold, "limit": limit}
+    return [(row[0], row[1], row[2]) for row in await (await connection.execute(_SQL["scan"], values)).fetchall()]
 
 
 async def delete(connection: AsyncConnection, collection_id: int, key: str) -> bool:

@@ -1,6 +1,5 @@
 """Layouts: their rows and tables, how they come and go, and whether the tables are what the rows say."""
 
-import random
 from dataclasses import dataclass
 
 from psycopg import AsyncConnection
@@ -16,9 +15,6 @@ _SQL = load("layouts.sql")
 
 # Writes hold it shared, a change of the layouts takes it alone.
 LOCK = 0x7469726F69720001  # "tiroir" and a number
-
-# A sample that comes out this many times as large as it should be is drawn anew, thinner.
-_TOO_MANY = 8
 
 
 def _layout(*, id: int, widths: list[int], threshold: int, table_name: str, state: str) -> StoredLayout:  # noqa: A002
@@ -76,12 +72,6 @@ async def drop(connection: AsyncConnection, stored: StoredLayout) -> None:
     await connection.execute(bands.drop(stored))
 
 
-async def retired(connection: AsyncConnection, *, grace: float) -> list[StoredLayout]:
-    """The layouts that were retired at least `grace` seconds ago."""
-    cursor = connection.cursor(row_factory=kwargs_row(_layout))
-    return await (await cursor.execute(_SQL["retired"], {"grace": grace})).fetchall()
-
-
 async def index(connection: AsyncConnection, stored: StoredLayout, band: Band) -> None:
     """Builds the index of one band beside writes, unless it is there. The connection is in autocommit mode.
 
@@ -117,9 +107,16 @@ class Copied:
     fingerprints: int
 
 
-async def copy_batch(connection: AsyncConnection, stored: StoredLayout, after: Position, size: int) -> Copied | None:
+async def copy_batch(
+    connection: AsyncConnection, stored: StoredLayout, after: Position, *, last_collection_id: int, size: int
+) -> Copied | None:
     """Copies at most `size` fingerprints that documents use and that come `after`; None where there are none."""
-    values = {"collection_id": after.collection_id, "simhash": after.simhash, "size": size}
+    values = {
+        "collection_id": after.collection_id,
+        "simhash": after.simhash,
+        "last_collection_id": last_collection_id,
+        "size": size,
+    }
     row = await (await connection.execute(bands.copy_batch(stored), values)).fetchone()
     return None if row is None else Copied(Position(row[0], row[1]), row[2])
 
@@ -140,30 +137,11 @@ async def compare_with_documents(connection: AsyncConnection, stored: StoredLayo
     return Comparison(*row)
 
 
-async def sizes(connection: AsyncConnection, stored: StoredLayout) -> dict[int, int]:
-    """The number of rows by collection id, the largest first. Reads an index of the table."""
-    return dict(await (await connection.execute(bands.sizes(stored))).fetchall())
-
-
-async def sample(
-    connection: AsyncConnection, stored: StoredLayout, collection_id: int, *, size: int, most: int
-) -> list[int]:
-    """At most `most` fingerprints of a collection of about `size`, chosen at random, in random order.
-
-    Reads an index of the collection: 0.1 s a million.
-    """
-    one_in = 1 << max(0, (size // most).bit_length() - 1)
-    while True:
-        values = {
-            "collection_id": collection_id,
-            "seed": random.getrandbits(63),
-            "one_in": one_in,
-            "limit": _TOO_MANY * most,
-        }
-        rows = await (await connection.execute(bands.sample(stored), values)).fetchall()
-        if len(rows) < _TOO_MANY * most:
-            return [simhash for (simhash,) in random.sample(rows, min(most, len(rows)))]
-        one_in *= _TOO_MANY  # the size was an estimate, and far too low
+async def count(connection: AsyncConnection, stored: StoredLayout) -> int:
+    """The number of rows of its table. Reads an index of the table."""
+    row = await (await connection.execute(bands.count(stored))).fetchone()
+    assert row is not None  # noqa: S101  an aggregate without GROUP BY is one row
+    return int(row[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ WHERE NOT EXISTS (SELECT FROM collection WHERE name = %(name)s::text)
 ON CONFLICT (name) DO NOTHING
 RETURNING id, name, tokenizer, shingle_size, bits, min_words, store_text, created_at
 
+-- last_id: of the collections that there are
+SELECT coalesce(max(id), 0) FROM collection
+
 -- count: sizes of a collection; each part runs along one index
 SELECT d.documents, f.fingerprints, d.documents - d.fingerprinted AS too_short,
        coalesce(e.exact_duplicates, 0) AS exact_duplicates

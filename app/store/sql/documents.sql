@@ -40,6 +40,27 @@ WHERE collection_id = %(collection_id)s::int AND key > %(after)s::text
 ORDER BY key
 LIMIT %(limit)s::int
 
+-- sizes: the number of distinct fingerprints of each collection, the largest first
+SELECT collection_id, count(*)
+FROM (SELECT DISTINCT collection_id, simhash FROM document WHERE simhash IS NOT NULL) d
+GROUP BY collection_id
+ORDER BY count(*) DESC, collection_id
+
+-- sample: about one in `one_in` fingerprints of a collection, another choice for each `seed`. By a hash, since any other
+-- way of choosing some without reading all prefers some: neighbours in an index are alike
+SELECT DISTINCT simhash FROM document
+WHERE collection_id = %(collection_id)s::int AND simhash IS NOT NULL
+  AND hashint8extended(simhash, %(seed)s::bigint) & (%(one_in)s::bigint - 1) = 0
+LIMIT %(limit)s::int
+
+-- scan: the documents within a threshold, by reading the fingerprints of all; the nearest first
+SELECT key, simhash, bit_count((simhash # %(simhash)s::bigint)::bit(64)) AS distance
+FROM document
+WHERE collection_id = %(collection_id)s::int
+  AND bit_count((simhash # %(simhash)s::bigint)::bit(64)) <= %(threshold)s::int
+ORDER BY distance, simhash < 0, simhash, key
+LIMIT %(limit)s::int
+
 -- delete: one document; its fingerprint row stays, the join to documents hides it
 DELETE FROM document
 WHERE collection_id = %(collection_id)s::int AND key = %(key)s::text

@@ -15,18 +15,13 @@ FROM nextval(pg_get_serial_sequence('band_layout', 'id')) id
 RETURNING id, widths, threshold, table_name, state
 
 -- retire: the active layout; lookups of processes that remember it go on in its table
-UPDATE band_layout SET state = 'retired', retired_at = now() WHERE state = 'active'
+UPDATE band_layout SET state = 'retired' WHERE state = 'active'
 
 -- activate: the layout that was built
 UPDATE band_layout SET state = 'active' WHERE id = %(id)s::int AND state = 'building'
 
 -- set_threshold: the default of lookups that name none
 UPDATE band_layout SET threshold = %(threshold)s::smallint WHERE id = %(id)s::int
-
--- retired: layouts whose time of grace is over
-SELECT id, widths, threshold, table_name, state FROM band_layout
-WHERE state = 'retired' AND retired_at <= now() - make_interval(secs => %(grace)s::double precision)
-ORDER BY id
 
 -- remove: the row; its table goes in the same transaction
 DELETE FROM band_layout WHERE id = %(id)s::int
