@@ -122,6 +122,8 @@ async def connect_for_operation(conninfo: str, settings: Settings) -> AsyncConne
     options = {
         "statement_timeout": _milliseconds(settings.operation_statement_timeout),
         "lock_timeout": "0",
+        # Distinct fingerprints come in order from an index; a hash table of all of them would fill the memory.
+        "enable_hashagg": "off",
         "client_connection_check_interval": _milliseconds(_CONNECTION_CHECK_SECONDS),
         "idle_session_timeout": _milliseconds(_OPERATION_IDLE_SECONDS),
         "idle_in_transaction_session_timeout": _milliseconds(_OPERATION_IDLE_SECONDS),
