@@ -33,7 +33,6 @@ ALWAYS_PROBE_BELOW = 1000.0
 MIN_BANDS, MAX_BANDS = 2, 16
 
 # Fingerprints.
-LEAST_SAMPLE = 200
 CHOSEN_FOR_AT_LEAST = 100_000
 
 # Building another table is worth it where lookups get cheaper by more than the model may be wrong.
@@ -69,13 +68,11 @@ def uniform(layout: Layout, bits: int) -> Likeness:
 def likeness(sample: NDArray[np.int64], layout: Layout, bits: int) -> Likeness:
     """That of a sample of distinct fingerprints, by all their pairs; never less alike than random ones.
 
-    A handful says nothing: two near-duplicates among three fingerprints would be a third of all pairs.
-
     A thousand fingerprints make half a million pairs: a band of 16 bits then has eight equal pairs where the
     fingerprints are uniform, and many where buckets are full enough to matter. Takes about 10 ms a band for them.
     """
     least = uniform(layout, bits)
-    if len(sample) < LEAST_SAMPLE:
+    if len(sample) < 2:
         return least
     first, second = np.triu_indices(len(sample), 1)
     different = (sample[first] ^ sample[second]).view(np.uint64)

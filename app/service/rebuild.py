@@ -28,6 +28,7 @@ from app.store.layouts import Position
 _log = logging.getLogger(__name__)
 
 _BATCH = 20_000  # fingerprints a transaction
+_LEAST_SAMPLED = 200  # fingerprints
 _SAMPLED_COLLECTIONS = 8  # the largest ones decide how many bands are best
 _VERIFIED_LOOKUPS = 32
 
@@ -44,7 +45,9 @@ async def sample_collections(session: AsyncConnection) -> list[Sample]:
     samples: list[Sample] = []
     for collection in await collections.by_ids(session, largest):
         size = sizes[collection.id]
-        sampled = await documents.sample(session, collection.id, size=size, most=SAMPLE)
+        # A handful says nothing: two near-duplicates among three fingerprints would be a third of all pairs.
+        enough = size >= _LEAST_SAMPLED
+        sampled = await documents.sample(session, collection.id, size=size, most=SAMPLE) if enough else []
         samples.append(Sample(collection.scheme.bits, size, np.array(sampled, dtype=np.int64)))
     return samples
 
