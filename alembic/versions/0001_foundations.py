@@ -6,6 +6,7 @@ column means a new table beside the old one. The previous release must go on wor
 """
 
 from alembic import op
+from sqlalchemy import text
 
 revision = "0001"
 down_revision = None
@@ -80,4 +81,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("DROP TABLE fingerprint, band_layout, document, collection")
+    # A rebuild of the bands gives them a table of another name.
+    tables = op.get_bind().execute(text("SELECT quote_ident(table_name) FROM band_layout")).scalars()
+    op.execute(f"DROP TABLE {', '.join(tables)}, band_layout, document, collection")

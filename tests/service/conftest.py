@@ -3,21 +3,20 @@ from collections.abc import AsyncGenerator, Generator
 import psycopg
 import pytest
 
-from app.runtime import services
+from app.runtime import Process, process
 from app.settings import Settings
-from tests.store.databases import Opened, opened
 from tests.store.pages import Pages
 
 
 @pytest.fixture
-async def service(settings: Settings) -> AsyncGenerator[Opened]:
+async def service(settings: Settings) -> AsyncGenerator[Process]:
     """The service without HTTP, and the pool under it."""
-    async with opened(settings) as parts:
+    async with process(settings) as parts:
         yield parts
 
 
 @pytest.fixture
-def pages(service: Opened) -> Pages:
+def pages(service: Process) -> Pages:
     """A collection of the test's own, which the first write makes."""
     return Pages(service.services)
 
@@ -25,8 +24,8 @@ def pages(service: Opened) -> Pages:
 @pytest.fixture
 async def elsewhere(settings: Settings, pages: Pages) -> AsyncGenerator[Pages]:
     """The same collection, as another process sees it that knows nothing beforehand."""
-    async with services(settings) as others:
-        yield Pages(others, pages.name)
+    async with process(settings) as others:
+        yield Pages(others.services, pages.name)
 
 
 @pytest.fixture

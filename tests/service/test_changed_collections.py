@@ -19,10 +19,11 @@ from app.core.errors import (
 )
 from app.core.model import Outcome
 from app.core.scheme import ARTICLE, Scheme
+from app.runtime import Process
 from app.service.near_duplicates import Key
 from app.store.database import StaleCatalogError
 from tests.conftest import Server
-from tests.store.databases import Opened, one_value
+from tests.store.databases import one_value
 from tests.store.pages import Pages
 from tests.store.waiting import meanwhile, until, waiting_for_locks
 
@@ -37,7 +38,7 @@ def database(server: Server) -> Generator[str]:
 
 
 @pytest.fixture
-async def pages(service: Opened) -> Pages:
+async def pages(service: Process) -> Pages:
     """A collection with a document "a" of fingerprint 7, of which the process knows all that it remembers."""
     pages = Pages(service.services)
     await pages.put("a", 7)
@@ -223,7 +224,7 @@ async def test_writers_of_one_document_do_not_fail(pages: Pages, elsewhere: Page
     assert [key for key, _, _ in await pages.found(0, threshold=63)].count("same") == 1
 
 
-async def test_many_first_writes_make_one_collection(service: Opened, elsewhere: Pages, database: str) -> None:
+async def test_many_first_writes_make_one_collection(service: Process, elsewhere: Pages, database: str) -> None:
     new = Pages(service.services)
     both = [new, Pages(elsewhere.services, new.name)]
     failed: list[TiroirError] = []
@@ -241,7 +242,7 @@ async def test_many_first_writes_make_one_collection(service: Opened, elsewhere:
     assert one_value(database, b"SELECT count(*) FROM collection WHERE name = %s::text", (new.name,)) == 1
 
 
-async def test_what_one_request_learns_another_may_forget_meanwhile(service: Opened, pages: Pages) -> None:
+async def test_what_one_request_learns_another_may_forget_meanwhile(service: Process, pages: Pages) -> None:
     async def learn() -> None:
         for _ in range(50):
             place = await service.catalog.place(pages.name)

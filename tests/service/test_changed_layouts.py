@@ -6,15 +6,16 @@ from psycopg import sql
 
 from app.core.layout import cut
 from app.core.model import Outcome
+from app.runtime import Process
 from app.service.near_duplicates import Key
 from app.store import layouts
-from tests.store.databases import Opened, add_layout
+from tests.store.databases import add_layout
 from tests.store.pages import Pages
 from tests.store.waiting import meanwhile, until, waiting_for_locks
 
 
 @pytest.fixture
-async def pages(service: Opened) -> Pages:
+async def pages(service: Process) -> Pages:
     """A collection with a document "a" of fingerprint 7, of which the process knows all that it remembers."""
     pages = Pages(service.services)
     await pages.put("a", 7)

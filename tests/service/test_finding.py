@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from app.core.scheme import Scheme
+from app.runtime import Process
 from app.service.near_duplicates import Key
 from app.settings import Settings
 from tests.conftest import Server
@@ -23,7 +24,7 @@ from tests.store.brute_force import (
     nearest,
     uniform,
 )
-from tests.store.databases import Opened, create_collection, load, settings_of
+from tests.store.databases import create_collection, load, settings_of
 from tests.store.pages import Pages
 
 
@@ -142,7 +143,7 @@ async def test_without_a_threshold_that_of_the_layout_holds(pages: Pages) -> Non
 
 
 @pytest.mark.parametrize("threshold", [0, 3, 20, 63])
-async def test_collections_do_not_see_each_other(service: Opened, threshold: int) -> None:
+async def test_collections_do_not_see_each_other(service: Process, threshold: int) -> None:
     collections = [Pages(service.services) for _ in range(3)]
     for pages in collections:
         await pages.put(f"only in {pages.name}", 5)

@@ -7,7 +7,7 @@ import pytest
 from psycopg import sql
 
 from app.core.errors import UnavailableError
-from app.runtime import services
+from app.runtime import process
 from app.service.documents import NewDocument
 from app.service.near_duplicates import Key, Options, Text
 from app.settings import Settings
@@ -36,14 +36,14 @@ def hostile(database: str) -> None:
 
 @pytest.mark.usefixtures("hostile")
 async def test_defaults_of_the_database_change_nothing(settings: Settings) -> None:
-    async with services(settings) as opened:
-        indexed = await opened.documents.index("shop", NewDocument("鍵", Text(TEXT), {"町": "京都"}), None)
+    async with process(settings) as opened:
+        indexed = await opened.services.documents.index("shop", NewDocument("鍵", Text(TEXT), {"町": "京都"}), None)
         assert indexed.document.key == "鍵"
-        stored = await opened.documents.get("shop", "鍵")
+        stored = await opened.services.documents.get("shop", "鍵")
         assert (stored.metadata, stored.created_at.utcoffset()) == ({"町": "京都"}, timedelta(0))
-        found = await opened.near_duplicates.find("shop", Text(TEXT), Options(3, 5), explain=False)
+        found = await opened.services.near_duplicates.find("shop", Text(TEXT), Options(3, 5), explain=False)
         assert [match.key for match in found.matches.items] == ["鍵"]
-        again = await opened.near_duplicates.find("shop", Key("鍵"), Options(3, 5), explain=False)
+        again = await opened.services.near_duplicates.find("shop", Key("鍵"), Options(3, 5), explain=False)
         assert again.matches.items == []
 
 
@@ -65,14 +65,14 @@ async def test_a_spell_of_read_only_ends_for_the_sessions_that_met_it(settings: 
             )
 
     one_session = settings.model_copy(update={"pool_min_size": 1, "pool_max_size": 1})
-    async with services(one_session) as opened:
+    async with process(one_session) as opened:
         set_read_only("on")
         with psycopg.connect(database, autocommit=True) as connection:  # the next session is a read-only one
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tiroir'"
             )
         with pytest.raises(UnavailableError):
-            await opened.documents.index("shop", NewDocument("a", Text(TEXT), None), None)
+            await opened.services.documents.index("shop", NewDocument("a", Text(TEXT), None), None)
         set_read_only("off")
-        indexed = await opened.documents.index("shop", NewDocument("a", Text(TEXT), None), None)
+        indexed = await opened.services.documents.index("shop", NewDocument("a", Text(TEXT), None), None)
     assert indexed.document.key == "a"

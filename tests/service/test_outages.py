@@ -17,8 +17,9 @@ from app.core.errors import OverloadedError, UnavailableError
 from app.postgres.binaries import all_binaries
 from app.postgres.embedded import THROWAWAY_SETTINGS, EmbeddedPostgres
 from app.postgres.migrate import migrate
+from app.runtime import Process, process
 from tests.conftest import Server
-from tests.store.databases import Opened, opened, settings_of
+from tests.store.databases import settings_of
 from tests.store.pages import Pages
 from tests.store.waiting import until, waiting_for_locks
 
@@ -40,17 +41,17 @@ def postgres(server: Server) -> Generator[EmbeddedPostgres]:
 
 
 @pytest.fixture
-async def service(postgres: EmbeddedPostgres) -> AsyncGenerator[Opened]:
+async def service(postgres: EmbeddedPostgres) -> AsyncGenerator[Process]:
     """All connections of its pool are open, and idle."""
     settings = settings_of(postgres.dsn(), pool_min_size=POOL, pool_max_size=POOL, pool_timeout=POOL_TIMEOUT)
     postgres.start()
-    async with opened(settings) as parts:
+    async with process(settings) as parts:
         await parts.pool.wait()
         yield parts
 
 
 @pytest.fixture
-async def pages(service: Opened) -> Pages:
+async def pages(service: Process) -> Pages:
     pages = Pages(service.services)
     await pages.put("a", 7)
     return pages
@@ -104,7 +105,7 @@ async def test_while_it_is_away_requests_fail_in_time_and_say_so(pages: Pages, p
 
 
 async def test_after_a_long_outage_no_request_waits_for_the_next_attempt(
-    service: Opened, pages: Pages, postgres: EmbeddedPostgres
+    service: Process, pages: Pages, postgres: EmbeddedPostgres
 ) -> None:
     await stop(postgres)
     with pytest.raises(UnavailableError):
@@ -186,7 +187,7 @@ def many_open_files() -> Generator[None]:
 
 
 @pytest.mark.usefixtures("many_open_files")
-async def test_connections_are_checked_whatever_their_file_descriptors_are(service: Opened) -> None:
+async def test_connections_are_checked_whatever_their_file_descriptors_are(service: Process) -> None:
     await service.services.health.require_database()
     async with service.database.connection() as connection:
         assert connection.fileno() >= 1024

@@ -11,12 +11,13 @@ from psycopg.pq import TransactionStatus
 
 from app.core.errors import CollectionNotFoundError, QueryTimeoutError, TiroirError
 from app.core.scheme import ARTICLE, Scheme
+from app.runtime import Process, process
 from app.service.near_duplicates import Key
 from app.settings import Settings
 from app.store import layouts
 from app.store.database import UnexpectedDatabaseError
 from tests.conftest import Server
-from tests.store.databases import Opened, opened, settings_of
+from tests.store.databases import settings_of
 from tests.store.pages import Pages
 from tests.store.waiting import until, waiting_for_locks
 
@@ -50,7 +51,7 @@ def settings(database: str) -> Settings:
 
 
 @pytest.fixture
-async def pages(service: Opened) -> Pages:
+async def pages(service: Process) -> Pages:
     pages = Pages(service.services)
     await pages.put("a", 7)
     return pages
@@ -68,7 +69,7 @@ def obstacle(database: str, pages: Pages) -> Generator[psycopg.Connection]:
         connection.rollback()
 
 
-async def session(service: Opened) -> dict[str, str]:
+async def session(service: Process) -> dict[str, str]:
     """All settings of the pool's only connection, which must be between transactions."""
     async with service.database.connection() as connection:
         assert connection.info.transaction_status == TransactionStatus.IDLE
@@ -76,14 +77,14 @@ async def session(service: Opened) -> dict[str, str]:
         return dict(await cursor.fetchall())
 
 
-async def test_sessions_have_the_settings_that_are_configured(service: Opened) -> None:
+async def test_sessions_have_the_settings_that_are_configured(service: Process) -> None:
     found = await session(service)
     assert {name: found[name] for name in CONFIGURED} == CONFIGURED
 
 
 async def test_options_of_the_connection_string_hold_too(database: str) -> None:
     conninfo = make_conninfo(database, options="-c work_mem=7MB -c jit=on", application_name="crawler")
-    async with opened(settings_of(conninfo, pool_max_size=1)) as service:
+    async with process(settings_of(conninfo, pool_max_size=1)) as service:
         found = await session(service)
     assert (found["work_mem"], found["application_name"]) == ("7168", "crawler")
     assert found["jit"] == "off"  # what lookups rely on is ours
@@ -120,7 +121,7 @@ USE_CASES: dict[str, Callable[[Pages], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("use_case", USE_CASES)
-async def test_a_use_case_leaves_the_session_as_it_was(service: Opened, pages: Pages, use_case: str) -> None:
+async def test_a_use_case_leaves_the_session_as_it_was(service: Process, pages: Pages, use_case: str) -> None:
     before = await session(service)
     with suppress(TiroirError, UnexpectedDatabaseError):
         await USE_CASES[use_case](pages)
@@ -128,7 +129,7 @@ async def test_a_use_case_leaves_the_session_as_it_was(service: Opened, pages: P
 
 
 async def test_a_write_that_waits_too_long_for_a_row_fails_and_leaves_nothing(
-    service: Opened, pages: Pages, obstacle: psycopg.Connection
+    service: Process, pages: Pages, obstacle: psycopg.Connection
 ) -> None:
     assert obstacle
     before = await session(service)
@@ -139,7 +140,7 @@ async def test_a_write_that_waits_too_long_for_a_row_fails_and_leaves_nothing(
 
 
 async def test_a_write_that_waits_too_long_for_the_layouts_fails_and_leaves_nothing(
-    service: Opened, pages: Pages, database: str
+    service: Process, pages: Pages, database: str
 ) -> None:
     before = await session(service)
     with psycopg.connect(database) as rebuild:
@@ -151,15 +152,15 @@ async def test_a_write_that_waits_too_long_for_the_layouts_fails_and_leaves_noth
 
 
 @pytest.fixture
-async def patient(database: str) -> AsyncGenerator[Opened]:
+async def patient(database: str) -> AsyncGenerator[Process]:
     """Statements that wait for locks until they have run for too long."""
     settings = settings_of(database, pool_max_size=1, statement_timeout=LOCK_TIMEOUT, lock_timeout=60)
-    async with opened(settings) as service:
+    async with process(settings) as service:
         yield service
 
 
 async def test_a_statement_that_takes_too_long_fails_and_leaves_nothing(
-    patient: Opened, pages: Pages, obstacle: psycopg.Connection
+    patient: Process, pages: Pages, obstacle: psycopg.Connection
 ) -> None:
     assert obstacle
     with_others = Pages(patient.services, pages.name)
@@ -171,7 +172,7 @@ async def test_a_statement_that_takes_too_long_fails_and_leaves_nothing(
 
 
 async def test_a_use_case_that_is_cancelled_leaves_nothing(
-    service: Opened, pages: Pages, obstacle: psycopg.Connection, observer: psycopg.Connection
+    service: Process, pages: Pages, obstacle: psycopg.Connection, observer: psycopg.Connection
 ) -> None:
     """As when a client goes away while its request waits."""
     assert obstacle
@@ -185,7 +186,7 @@ async def test_a_use_case_that_is_cancelled_leaves_nothing(
     await until(lambda: waiting_for_locks(observer) == 0)
 
 
-async def test_use_cases_that_are_cancelled_at_any_moment_lose_no_connection(service: Opened, pages: Pages) -> None:
+async def test_use_cases_that_are_cancelled_at_any_moment_lose_no_connection(service: Process, pages: Pages) -> None:
     before = await session(service)
     for number in range(100):
         async with anyio.create_task_group() as tasks:
@@ -196,7 +197,7 @@ async def test_use_cases_that_are_cancelled_at_any_moment_lose_no_connection(ser
     assert await session(service) == before
 
 
-async def test_a_deletion_that_fails_leaves_everything(service: Opened, pages: Pages, database: str) -> None:
+async def test_a_deletion_that_fails_leaves_everything(service: Process, pages: Pages, database: str) -> None:
     before = await session(service)
     with psycopg.connect(database) as reader:
         reader.execute("SELECT FROM document FOR UPDATE")

@@ -9,7 +9,7 @@ from psycopg import sql
 from app.core.errors import CollectionNotFoundError, DocumentNotFoundError, InvalidFingerprintError
 from app.core.model import Metadata, Outcome
 from app.core.scheme import ARTICLE, Scheme
-from app.runtime import services
+from app.runtime import process
 from app.service.near_duplicates import Key
 from app.settings import Settings
 from tests.conftest import Server
@@ -135,16 +135,16 @@ async def test_one_row_a_distinct_fingerprint(pages: Pages, database: str) -> No
 
 
 async def test_another_process_finds_a_document_at_once(pages: Pages, settings: Settings) -> None:
-    async with services(settings) as elsewhere:
-        others = Pages(elsewhere, pages.name)
+    async with process(settings) as elsewhere:
+        others = Pages(elsewhere.services, pages.name)
         await pages.put("first", TEXT)
         assert await others.keys(TEXT) == ["first"]
         await others.put("second", TEXT)
         assert await pages.keys(TEXT) == ["first", "second"]
         await pages.delete("first")
         assert await others.keys(TEXT) == ["second"]
-    async with services(settings) as restarted:
-        assert await Pages(restarted, pages.name).keys(TEXT) == ["second"]
+    async with process(settings) as restarted:
+        assert await Pages(restarted.services, pages.name).keys(TEXT) == ["second"]
 
 
 async def test_a_replaced_text_finds_the_document_no_more(pages: Pages) -> None:

@@ -2,12 +2,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from app.runtime import Process, process
 from app.settings import Settings
-from tests.store.databases import Opened, opened
 
 
 @pytest.fixture
-async def service(settings: Settings) -> AsyncGenerator[Opened]:
+async def service(settings: Settings) -> AsyncGenerator[Process]:
     """The service without HTTP, and the pool under it."""
-    async with opened(settings) as parts:
+    async with process(settings) as parts:
         yield parts

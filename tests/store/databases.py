@@ -1,54 +1,15 @@
 """How the tests fill a database, and open the service on it so that they see its pool."""
 
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import psycopg
-from psycopg import AsyncConnection, sql
-from psycopg_pool import AsyncConnectionPool
+from psycopg import sql
 
 from app.core.layout import Layout
 from app.core.model import StoredLayout
-from app.runtime import Services
-from app.service.catalog import Catalog
-from app.service.collections import Collections
-from app.service.documents import Documents
-from app.service.health import Health
-from app.service.near_duplicates import NearDuplicates
 from app.settings import Settings
 from app.store import bands
-from app.store.database import Database, create_pool
 from tests.store.brute_force import Stored
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What app.runtime.services puts together, with its parts in view."""
-
-    pool: AsyncConnectionPool[AsyncConnection]
-    database: Database
-    catalog: Catalog
-    services: Services
-
-
-@asynccontextmanager
-async def opened(settings: Settings) -> AsyncGenerator[Opened]:
-    assert settings.database_url
-    async with create_pool(settings.database_url.get_secret_value(), settings) as pool:
-        database = Database(pool)
-        catalog = Catalog(database)
-        yield Opened(
-            pool,
-            database,
-            catalog,
-            Services(
-                collections=Collections(database, catalog),
-                documents=Documents(database, catalog),
-                near_duplicates=NearDuplicates(database, catalog),
-                health=Health(database),
-            ),
-        )
 
 
 def settings_of(conninfo: str, **others: float) -> Settings:
@@ -76,9 +37,11 @@ def load(
     `orphans` are fingerprints that no document uses any more.
     """
     documents = list(documents)
-    with connection.cursor().copy("COPY document (collection_id, key, simhash, metadata) FROM STDIN") as copy:
+    row = connection.execute("SELECT bits FROM collection WHERE id = %s::int", [collection_id]).fetchone()
+    assert row
+    with connection.cursor().copy("COPY document (collection_id, key, simhash, bits, metadata) FROM STDIN") as copy:
         for document in documents:
-            copy.write_row((collection_id, document.key, document.simhash, "{}"))
+            copy.write_row((collection_id, document.key, document.simhash, row[0], "{}"))
     with connection.cursor().copy("COPY fingerprint (collection_id, simhash) FROM STDIN") as copy:
         for simhash in {document.simhash for document in documents} | set(orphans):
             copy.write_row((collection_id, simhash))

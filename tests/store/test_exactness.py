@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from app.core.scheme import given
+from app.runtime import Process
 from app.service.near_duplicates import Key, Options, Simhash, plan_lookup
 from app.settings import Settings
 from app.store.lookups import queue_lookup
@@ -26,7 +27,7 @@ from tests.store.brute_force import (
     uniform,
     within,
 )
-from tests.store.databases import Opened, create_collection, load, settings_of
+from tests.store.databases import create_collection, load, settings_of
 
 THRESHOLDS = (*range(16), 20, 31, 40, 63)
 LIMIT = 1000
@@ -131,7 +132,7 @@ def test_the_extremes_are_among_the_families() -> None:
 
 
 @pytest.mark.parametrize("name", families())
-async def test_a_lookup_equals_the_comparison_with_all(service: Opened, name: str) -> None:
+async def test_a_lookup_equals_the_comparison_with_all(service: Process, name: str) -> None:
     for simhash in families()[name].queries:
         everything = nearest(families()[name].documents, simhash, 64)
         for threshold in THRESHOLDS:
@@ -143,7 +144,7 @@ async def test_a_lookup_equals_the_comparison_with_all(service: Opened, name: st
 
 @pytest.mark.parametrize("scan", [False, True], ids=["probing", "scanning"])
 @pytest.mark.parametrize("name", families())
-async def test_probing_and_scanning_are_both_exact(service: Opened, name: str, scan: bool) -> None:
+async def test_probing_and_scanning_are_both_exact(service: Process, name: str, scan: bool) -> None:
     place = await service.catalog.place(name)
     probes = dict.fromkeys(THRESHOLDS, 0)
     async with service.database.connection() as connection:
@@ -153,7 +154,7 @@ async def test_probing_and_scanning_are_both_exact(service: Opened, name: str, s
                 if not scan and probes[threshold] > PROBES:
                     continue
                 planned = await plan_lookup(
-                    service.catalog, connection, place, given(simhash), Options(threshold, LIMIT), except_key=None
+                    service.profiles, connection, place, given(simhash), Options(threshold, LIMIT), except_key=None
                 )
                 lookup = replace(planned, scan=scan)
                 probes[threshold] += lookup.probes.probes
@@ -163,7 +164,7 @@ async def test_probing_and_scanning_are_both_exact(service: Opened, name: str, s
 
 @pytest.mark.parametrize("name", families())
 @pytest.mark.parametrize("limit", [1, 2, 10, 100])
-async def test_a_limit_keeps_the_nearest(service: Opened, name: str, limit: int) -> None:
+async def test_a_limit_keeps_the_nearest(service: Process, name: str, limit: int) -> None:
     simhash = families()[name].queries[-1]
     everything = nearest(families()[name].documents, simhash, 64)
     for threshold in (0, 3, 10, 63):
@@ -175,7 +176,7 @@ async def test_a_limit_keeps_the_nearest(service: Opened, name: str, limit: int)
 
 @pytest.mark.parametrize("name", families())
 @pytest.mark.parametrize("threshold", [0, 3, 10])
-async def test_a_lookup_by_key_leaves_out_that_document_alone(service: Opened, name: str, threshold: int) -> None:
+async def test_a_lookup_by_key_leaves_out_that_document_alone(service: Process, name: str, threshold: int) -> None:
     documents = families()[name].documents
     for document in documents[::400]:
         expected = nearest(documents, document.simhash, threshold, except_key=document.key)
@@ -186,7 +187,7 @@ async def test_a_lookup_by_key_leaves_out_that_document_alone(service: Opened, n
             assert_right(found.matches, expected, limit=limit)
 
 
-async def test_the_plan_that_a_lookup_reports_counts_what_it_read(service: Opened) -> None:
+async def test_the_plan_that_a_lookup_reports_counts_what_it_read(service: Process) -> None:
     family = families()["uniform"]
     for threshold, scan in ((3, False), (40, True)):
         found = await service.services.near_duplicates.find(

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,11 +18,15 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import ValidationError
 
 from app.core.errors import StartupError, UnavailableError
+from app.core.model import OperationKind, OperationStatus, Outcome
 from app.postgres.migrate import migrate
-from app.runtime import services
+from app.runtime import process
 from app.settings import Settings
 from tests.conftest import Server
-from tests.store.databases import one_value, settings_of
+from tests.store.brute_force import Stored, nearest
+from tests.store.databases import create_collection, one_value, settings_of
+from tests.store.pages import Pages
+from tests.store.revisions import downgrade, upgrade
 from tests.store.waiting import wait_until, waiting_for_locks
 
 
@@ -36,6 +41,7 @@ def refusal(conninfo: str) -> str:
 # Several at once
 
 WAITING = "waiting for the migrations of another process"
+ALL = ["Running upgrade  -> 0001", "Running upgrade 0001 -> 0002"]
 
 
 def upgrades(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -55,7 +61,7 @@ def test_three_at_once_all_succeed_and_each_migration_runs_once(
     with ThreadPoolExecutor(3) as threads:
         for started in [threads.submit(start) for _ in range(3)]:
             started.result()
-    assert upgrades(caplog) == ["Running upgrade  -> 0001"]
+    assert upgrades(caplog) == ALL
     assert one_value(empty_database, b"SELECT count(*) FROM band_layout") == 1
 
 
@@ -76,7 +82,179 @@ def test_who_waits_for_the_migrations_of_another_says_so(empty_database: str, ca
         first.result()
         second.result()
     assert caplog.messages.count(WAITING) == 1
-    assert upgrades(caplog) == ["Running upgrade  -> 0001"]
+    assert upgrades(caplog) == ALL
+
+
+# From the previous release
+
+STORED: dict[int, list[int | None]] = {
+    63: [0, 1, 7, 2**63 - 1, None],
+    64: [0, 1, -1, -(2**63), 2**63 - 1, None],
+    8: [0, 1, 7, 255, None],
+}
+
+
+def write_as_0001(connection: psycopg.Connection, name: str, key: str, simhash: int | None) -> None:
+    """As the first release does."""
+    row = connection.execute("SELECT id FROM collection WHERE name = %s::text", [name]).fetchone()
+    assert row
+    connection.execute(
+        "INSERT INTO document (collection_id, key, content_hash, simhash, words, text, metadata)"
+        " VALUES (%s::int, %s::text, NULL, %s::bigint, NULL, NULL, '{}')",
+        [row[0], key, simhash],
+    )
+    if simhash is not None:
+        connection.execute(
+            "INSERT INTO fingerprint (collection_id, simhash) VALUES (%s::int, %s::bigint) ON CONFLICT DO NOTHING",
+            [row[0], simhash],
+        )
+
+
+@pytest.fixture
+def previous(empty_database: str) -> str:
+    """A database as the first release left it, with documents in collections of 63, 64 and 8 bits."""
+    upgrade(empty_database, "0001")
+    with psycopg.connect(empty_database) as connection:
+        for bits, simhashes in STORED.items():
+            create_collection(connection, f"of-{bits}", bits=bits)
+            for number, simhash in enumerate(simhashes):
+                write_as_0001(connection, f"of-{bits}", str(number), simhash)
+    return empty_database
+
+
+def content(conninfo: str) -> list[tuple[object, ...]]:
+    """All that the first release knows of."""
+    with psycopg.connect(conninfo) as connection:
+        return [
+            row
+            for query in (
+                "SELECT * FROM collection ORDER BY id",
+                "SELECT collection_id, key, simhash, words, text, metadata, updated_at FROM document ORDER BY 1, 2",
+                "SELECT * FROM fingerprint ORDER BY collection_id, simhash",
+                "SELECT id, widths, threshold, table_name, state, created_at FROM band_layout",
+            )
+            for row in connection.execute(query.encode()).fetchall()
+        ]
+
+
+def bits_of_documents(conninfo: str) -> dict[str, list[int]]:
+    """Those that stand in the rows, by collection."""
+    with psycopg.connect(conninfo) as connection:
+        return dict(
+            connection.execute("""
+                SELECT c.name, array_agg(DISTINCT d.bits) FROM document d JOIN collection c ON c.id = d.collection_id
+                GROUP BY c.name
+            """).fetchall()
+        )
+
+
+def test_an_upgrade_keeps_all_there_is_and_so_does_the_way_back(previous: str) -> None:
+    before = content(previous)
+    for _ in range(2):
+        migrate(previous, connect_timeout=10)
+        assert content(previous) == before
+        assert bits_of_documents(previous) == {"of-63": [63], "of-64": [64], "of-8": [8]}
+        downgrade(previous, "0001")
+        assert content(previous) == before
+
+
+async def test_after_an_upgrade_everything_is_found_and_can_be_written(previous: str) -> None:
+    migrate(previous, connect_timeout=10)
+    async with process(settings_of(previous)) as opened:
+        for bits, simhashes in STORED.items():
+            pages = Pages(opened.services, f"of-{bits}")
+            documents = [Stored(str(number), value) for number, value in enumerate(simhashes) if value is not None]
+            for document, threshold in product(documents, (0, 3, 63)):
+                found = await pages.found(document.simhash, threshold)
+                assert found == nearest(documents, document.simhash, threshold)
+            for key in ("0", "new"):
+                assert await pages.put(key, 5) in Outcome
+                assert key in await pages.keys(5, 0)
+    assert bits_of_documents(previous) == {"of-63": [63], "of-64": [64], "of-8": [8]}
+
+
+def test_the_previous_release_goes_on_writing_on_the_new_schema(previous: str) -> None:
+    """While processes are replaced one after the other, both releases serve.
+
+    One thing it can't: it doesn't say that a fingerprint may have the highest bit, so that is refused (CHANGELOG).
+    """
+    migrate(previous, connect_timeout=10)
+    refused: list[int] = []
+    with psycopg.connect(previous, autocommit=True) as connection:
+        for bits, simhashes in STORED.items():
+            for number, simhash in enumerate(simhashes):
+                try:
+                    write_as_0001(connection, f"of-{bits}", f"later {number}", simhash)
+                except psycopg.errors.CheckViolation:
+                    refused.append(simhash)
+    assert refused == [simhash for simhash in STORED[64] if simhash is not None and simhash < 0]
+
+
+async def test_what_the_previous_release_wrote_on_the_new_schema_can_be_replaced(previous: str) -> None:
+    migrate(previous, connect_timeout=10)
+    with psycopg.connect(previous) as connection:
+        for name in ("of-63", "of-64", "of-8"):
+            write_as_0001(connection, name, "later", 5)
+    async with process(settings_of(previous)) as opened:
+        for name, simhash in {"of-63": 2**63 - 1, "of-64": -1, "of-8": 255}.items():
+            pages = Pages(opened.services, name)
+            assert await pages.put("later", simhash) == Outcome.REPLACED
+            assert "later" in await pages.keys(simhash, 0)
+
+
+def test_an_upgrade_by_three_at_once_runs_once(previous: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    with ThreadPoolExecutor(3) as threads:
+        for started in [threads.submit(migrate, previous, connect_timeout=10) for _ in range(3)]:
+            started.result()
+    assert upgrades(caplog) == ALL[1:]
+
+
+@pytest.mark.parametrize(
+    ("in_the_way", "why"),
+    [
+        pytest.param("CREATE SCHEMA tiroir_queue", 'schema "tiroir_queue" already exists', id="a schema of this name"),
+        pytest.param("CREATE TABLE operation ()", 'relation "operation" already exists', id="a table of this name"),
+        pytest.param(
+            "UPDATE document SET simhash = 256 WHERE key = '1' AND simhash = 1",
+            'check constraint "document_simhash_check" of relation "document" is violated by some row',
+            id="a fingerprint with a bit too many",
+        ),
+    ],
+)
+def test_an_upgrade_that_can_not_be_made_changes_nothing(previous: str, in_the_way: str, why: str) -> None:
+    with psycopg.connect(previous) as connection:
+        connection.execute(in_the_way.encode())
+    before = content(previous)
+    message = refusal(previous)
+    assert message.startswith("the database schema could not be migrated: ")
+    assert why in message
+    assert one_value(previous, b"SELECT array_agg(version_num) FROM alembic_version") == ["0001"]
+    assert content(previous) == before
+    left = b"SELECT count(*) FROM pg_attribute WHERE attname = 'bits' AND attrelid >= 16384"
+    assert one_value(previous, left) == 1  # that of collections
+
+
+async def test_a_database_may_have_a_search_path_of_its_own(empty_database: str) -> None:
+    with psycopg.connect(empty_database) as connection:
+        connection.execute("CREATE SCHEMA mine")
+        name = sql.Identifier(str(conninfo_to_dict(empty_database)["dbname"]))
+        connection.execute(sql.SQL("ALTER DATABASE {} SET search_path = mine").format(name))
+    migrate(empty_database, connect_timeout=10)
+    there = b"SELECT array_agg(DISTINCT relnamespace::regnamespace::text) FROM pg_class WHERE relname = ANY(%s)"
+    tables = ["alembic_version", "collection", "document", "fingerprint", "band_layout", "operation"]
+    assert one_value(empty_database, there, (tables,)) == ["mine"]
+    assert one_value(empty_database, there, (["procrastinate_jobs"],)) == ["tiroir_queue"]
+    async with process(settings_of(empty_database)) as opened:
+        pages = Pages(opened.services)
+        await pages.put("a", 7)
+        assert await pages.keys(7) == ["a"]
+        audit = await opened.services.operations.begin(
+            OperationKind.AUDIT, {"sample": 1, "threshold": None}, idempotency_key=None
+        )
+        canceled = await opened.services.operations.cancel(OperationKind.AUDIT, audit.id)
+        assert canceled.status == OperationStatus.CANCELED
 
 
 # Databases that don't fit
@@ -199,8 +377,8 @@ def guarded(server: Server) -> Generator[Guarded]:
 async def serve_once(settings: Settings) -> None:
     assert settings.database_url
     migrate(settings.database_url.get_secret_value(), connect_timeout=2)
-    async with services(settings) as opened:
-        await opened.health.require_database()
+    async with process(settings) as opened:
+        await opened.services.health.require_database()
 
 
 @pytest.mark.parametrize("special", SPECIAL)
@@ -234,8 +412,8 @@ async def test_a_wrong_password_is_not_told(guarded: Guarded, caplog: pytest.Log
 
 
 async def serve_once_migrated(settings: Settings) -> None:
-    async with services(settings) as opened:
-        await opened.health.require_database()
+    async with process(settings) as opened:
+        await opened.services.health.require_database()
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ import pytest
 from psycopg import AsyncConnection
 
 from app.core.scheme import given
+from app.runtime import Process, process
 from app.service.near_duplicates import Options, Simhash, plan_lookup
 from app.settings import Settings
 from app.store.lookups import Lookup, queue_lookup
 from tests.conftest import Server
 from tests.store.brute_force import Stored, assert_right, flipped, nearest, uniform
-from tests.store.databases import Opened, create_collection, load, opened, settings_of
+from tests.store.databases import create_collection, load, settings_of
 from tests.store.plans import Node, entries_read, executed_plan, statements, telling_its_statements
 
 SIZE = 100_000
@@ -67,12 +68,12 @@ def settings(request: pytest.FixtureRequest, states: dict[str, str]) -> Settings
 
 
 @asynccontextmanager
-async def planned(service: Opened, threshold: int) -> AsyncGenerator[tuple[AsyncConnection, Lookup]]:
+async def planned(service: Process, threshold: int) -> AsyncGenerator[tuple[AsyncConnection, Lookup]]:
     """A lookup, and the only connection of the pool."""
     place = await service.catalog.place("pages")
     async with service.database.connection() as connection:
         options = Options(threshold, 20)
-        lookup = await plan_lookup(service.catalog, connection, place, given(QUERY), options, except_key=None)
+        lookup = await plan_lookup(service.profiles, connection, place, given(QUERY), options, except_key=None)
         yield connection, lookup
 
 
@@ -95,7 +96,7 @@ def assert_starts_no_worker(plan: Node) -> None:
 
 
 @pytest.mark.parametrize("threshold", [0, 3, 7])
-async def test_a_lookup_reads_the_band_indexes_alone(service: Opened, threshold: int) -> None:
+async def test_a_lookup_reads_the_band_indexes_alone(service: Process, threshold: int) -> None:
     found = await service.services.near_duplicates.find(
         "pages", Simhash(QUERY, "/simhash"), Options(threshold, 20), explain=True
     )
@@ -107,7 +108,7 @@ async def test_a_lookup_reads_the_band_indexes_alone(service: Opened, threshold:
 
 
 @pytest.mark.parametrize("settings", ["vacuumed"], indirect=True)
-async def test_after_a_vacuum_a_lookup_visits_no_page_of_the_table(service: Opened) -> None:
+async def test_after_a_vacuum_a_lookup_visits_no_page_of_the_table(service: Process) -> None:
     async with planned(service, threshold=7) as (connection, lookup):
         await (await queue_lookup(connection, lookup)).result()
         plan = await executed_plan(connection, lookup)
@@ -115,7 +116,7 @@ async def test_after_a_vacuum_a_lookup_visits_no_page_of_the_table(service: Open
     assert sum(node.heap_fetches for node in plan.on("fingerprint")) == 0
 
 
-async def test_a_scan_reads_one_index(service: Opened) -> None:
+async def test_a_scan_reads_one_index(service: Process) -> None:
     async with planned(service, threshold=40) as (connection, planned_lookup):
         lookup = replace(planned_lookup, scan=True)
         matches = await (await queue_lookup(connection, lookup)).result()
@@ -127,7 +128,7 @@ async def test_a_scan_reads_one_index(service: Opened) -> None:
 
 
 @pytest.mark.parametrize("threshold", [3, 7, 40])
-async def test_a_lookup_is_one_statement(service: Opened, threshold: int) -> None:
+async def test_a_lookup_is_one_statement(service: Process, threshold: int) -> None:
     async def find() -> None:
         await service.services.near_duplicates.find(
             "pages", Simhash(QUERY, "/simhash"), Options(threshold, 20), explain=False
@@ -151,7 +152,7 @@ async def test_after_lookups_in_a_small_table_those_in_a_large_one_probe(databas
         load(connection, collection_id, few)
         connection.execute("ANALYZE")
     async with (
-        opened(settings_of(database, pool_max_size=1)) as service,
+        process(settings_of(database, pool_max_size=1)) as service,
         planned(service, threshold=7) as (pooled, lookup),
     ):
         matches = await (await queue_lookup(pooled, lookup)).result()
@@ -170,7 +171,7 @@ async def test_after_lookups_in_a_small_table_those_in_a_large_one_probe(databas
 
 
 async def test_sessions_are_set_for_plans_of_one_shape(database: str) -> None:
-    async with opened(settings_of(database)) as service, service.database.connection() as connection:
+    async with process(settings_of(database)) as service, service.database.connection() as connection:
         cursor = await connection.execute(
             "SELECT name, setting FROM pg_settings WHERE source = 'client' AND name ~ 'enable|plan|jit|parallel'"
         )

@@ -3,21 +3,25 @@
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import psycopg
 import pytest
-from alembic import command
+from procrastinate.schema import SchemaManager
 from psycopg import AsyncConnection
 
 from app.core.errors import StartupError
 from app.core.layout import cut
-from app.postgres.migrate import config, engine, migrate
-from app.runtime import services
+from app.postgres.migrate import migrate
+from app.runtime import Process, process
 from app.settings import Settings
 from app.store import bands, layouts
 from tests.conftest import Server
-from tests.store.databases import add_layout, one_value
+from tests.store.databases import add_layout, create_collection, one_value
+from tests.store.pages import Pages
+from tests.store.revisions import downgrade, upgrade
 
 PROJECT = Path(__file__).parents[2]
 
@@ -45,15 +49,34 @@ document.text text null
 document.metadata jsonb
 document.created_at timestamp with time zone default=now()
 document.updated_at timestamp with time zone default=now()
+document.bits smallint default=63
 fingerprint.collection_id integer
 fingerprint.simhash bigint
 fingerprint.b0 integer generated=s ((simhash >> 48) & (65535)::bigint)
 fingerprint.b1 integer generated=s ((simhash >> 32) & (65535)::bigint)
 fingerprint.b2 integer generated=s ((simhash >> 16) & (65535)::bigint)
 fingerprint.b3 integer generated=s ((simhash >> 0) & (65535)::bigint)
+operation.id integer identity=a
+operation.kind text
+operation.parameters jsonb
+operation.idempotency_key text null
+operation.status text default='queued'::text
+operation.phase text null
+operation.done bigint default=0
+operation.total bigint null
+operation.checkpoint jsonb default='{}'::jsonb
+operation.cancel_requested boolean default=false
+operation.cancelable boolean default=true
+operation.result jsonb null
+operation.error text null
+operation.runs integer default=0
+operation.created_at timestamp with time zone default=now()
+operation.started_at timestamp with time zone null
+operation.finished_at timestamp with time zone null
 """
 
-INDEXES = """
+UNFINISHED = "(status = ANY (ARRAY['queued'::text, 'running'::text]))"
+INDEXES = f"""
 band_layout_one_active_idx unique (state) WHERE (state = 'active'::text)
 band_layout_pkey unique (id)
 band_layout_table_name_key unique (table_name)
@@ -67,7 +90,29 @@ fingerprint_b1_idx (collection_id, b1, simhash)
 fingerprint_b2_idx (collection_id, b2, simhash)
 fingerprint_b3_idx (collection_id, b3, simhash)
 fingerprint_pkey unique (collection_id, simhash)
+operation_idempotency_key_key unique (idempotency_key)
+operation_one_rebuild_idx unique (kind) WHERE ((kind = 'rebuild'::text) AND {UNFINISHED})
+operation_pkey unique (id)
+operation_unfinished_idx (id) WHERE {UNFINISHED}
 """
+
+CHECKS = """
+band_layout CHECK ((state = ANY (ARRAY['building', 'active', 'retired'])))
+band_layout CHECK (((threshold >= 0) AND (threshold <= 63)))
+collection CHECK (((bits >= 1) AND (bits <= 64)))
+collection CHECK ((min_words >= 1))
+collection CHECK ((name ~ '^[A-Za-z0-9._-]{1,64}$'))
+collection CHECK (((shingle_size >= 1) AND (shingle_size <= 10)))
+document CHECK ((octet_length(content_hash) = 16))
+document CHECK (((octet_length(key) >= 1) AND (octet_length(key) <= 2048)))
+document CHECK (CASE WHEN (bits = 64) THEN true WHEN (simhash < 0) THEN false ELSE ((simhash >> bits) = 0) END)
+document CHECK ((words >= 0))
+operation CHECK ((kind = ANY (ARRAY['rebuild', 'audit'])))
+operation CHECK ((status = ANY (ARRAY['queued', 'running', 'succeeded', 'failed', 'canceled'])))
+"""
+
+# The text that the library makes its tables and functions with.
+QUEUE = "c70ec4b400a60ad9592787653aae5ae77ae41bf801d56b5bd2712751a07f2009"
 
 _COLUMNS = b"""
 SELECT concat_ws(' ', c.relname || '.' || a.attname, format_type(a.atttypid, a.atttypmod),
@@ -93,29 +138,91 @@ ORDER BY c.relname COLLATE "C"
 """
 
 
+_CHECKS = b"""
+SELECT conrelid::regclass || ' ' || replace(replace(replace(
+    regexp_replace(pg_get_constraintdef(oid), '\\s+', ' ', 'g'), '::text', ''), '(bits)::integer', 'bits'), '( ', '(')
+FROM pg_constraint
+WHERE contype = 'c' AND connamespace = 'public'::regnamespace
+ORDER BY conrelid::regclass::text COLLATE "C", conname COLLATE "C"
+"""
+# By name: schemas, tables and whatever else is one to PostgreSQL, functions, types.
+_OBJECTS = b"""
+SELECT line FROM (
+    SELECT oid AS namespace, 'schema ' || nspname FROM pg_namespace
+    UNION ALL SELECT relnamespace, 'relation ' || relnamespace::regnamespace || '.' || relname FROM pg_class
+    UNION ALL SELECT pronamespace, 'function ' || pronamespace::regnamespace || '.' || proname FROM pg_proc
+    UNION ALL SELECT typnamespace, 'type ' || typnamespace::regnamespace || '.' || typname FROM pg_type
+) object (namespace, line)
+WHERE namespace::regnamespace::text !~ '^pg_|^information_schema$'
+ORDER BY line COLLATE "C"
+"""
+# What a schema holds, in full.
+_MADE = b"""
+SELECT line FROM (
+    SELECT relnamespace, format('%%s %%s', relkind, relname) FROM pg_class
+    UNION ALL SELECT relnamespace, concat_ws(' ', relname, a.attname, format_type(a.atttypid, a.atttypmod),
+        a.attnotnull, a.attidentity, pg_get_expr(d.adbin, d.adrelid))
+    FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+    LEFT JOIN pg_attrdef d ON (d.adrelid, d.adnum) = (a.attrelid, a.attnum)
+    UNION ALL SELECT relnamespace, pg_get_indexdef(indexrelid) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+    UNION ALL SELECT connamespace, concat_ws(' ', conname, pg_get_constraintdef(oid)) FROM pg_constraint
+    UNION ALL SELECT relnamespace, pg_get_triggerdef(t.oid)
+    FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid AND NOT tgisinternal
+    UNION ALL SELECT pronamespace, pg_get_functiondef(oid) FROM pg_proc WHERE prokind = 'f'
+    UNION ALL SELECT typnamespace, concat_ws(' ', typname, e.enumsortorder, e.enumlabel)
+    FROM pg_type t JOIN pg_enum e ON e.enumtypid = t.oid
+) object (namespace, line)
+WHERE namespace = %(schema)s::text::regnamespace
+ORDER BY replace(line, %(schema)s::text || '.', '') COLLATE "C"
+"""
+
+
 def lines(conninfo: str, query: bytes) -> list[str]:
     with psycopg.connect(conninfo) as connection:
         return [line for (line,) in connection.execute(query).fetchall()]
 
 
-def alembic(action: str, conninfo: str, revision: str) -> None:
-    configuration = config()
-    with engine(conninfo).connect() as configuration.attributes["connection"]:
-        getattr(command, action)(configuration, revision)
+def schema(conninfo: str) -> list[str]:
+    """All that a migration can leave behind."""
+    return [line for query in (_COLUMNS, _INDEXES, _CHECKS, _OBJECTS) for line in lines(conninfo, query)]
 
 
 def test_the_schema_is_the_same_everywhere(database: str) -> None:
     assert lines(database, _COLUMNS) == COLUMNS.split("\n")[1:-1]
     assert lines(database, _INDEXES) == INDEXES.split("\n")[1:-1]
+    assert lines(database, _CHECKS) == CHECKS.split("\n")[1:-1]
 
 
 def test_upgrade_and_downgrade_leave_nothing_behind(empty_database: str) -> None:
+    empty = schema(empty_database)
     for _ in range(2):
         migrate(empty_database, connect_timeout=10)
         assert lines(empty_database, _COLUMNS) == COLUMNS.split("\n")[1:-1]
-        alembic("downgrade", empty_database, "base")
-        assert lines(empty_database, _COLUMNS) == []
-        assert one_value(empty_database, b"SELECT count(*) FROM pg_class WHERE relname ~ 'collection|layout'") == 0
+        assert "schema tiroir_queue" in schema(empty_database)
+        downgrade(empty_database, "base")
+        assert [each for each in schema(empty_database) if "alembic_version" not in each] == empty
+
+
+def test_each_step_down_is_the_step_up_undone(empty_database: str) -> None:
+    upgrade(empty_database, "0001")
+    before = schema(empty_database)
+    assert "schema tiroir_queue" not in before
+    upgrade(empty_database, "0002")
+    assert schema(empty_database) != before
+    downgrade(empty_database, "0001")
+    assert schema(empty_database) == before
+
+
+def test_a_database_whose_bands_were_rebuilt_can_be_taken_down_too(database: str) -> None:
+    """The first table of fingerprints is gone then."""
+    with psycopg.connect(database) as connection:
+        add_layout(connection, cut(3), "fingerprint_2", "building")
+        connection.execute("DELETE FROM band_layout WHERE state = 'active'")
+        connection.execute("UPDATE band_layout SET state = 'active'")
+        connection.execute("DROP TABLE fingerprint")
+    downgrade(database, "base")
+    left = b"SELECT count(*) FROM pg_class WHERE relname ~ 'fingerprint|collection|document|layout|operation'"
+    assert one_value(database, left) == 0
 
 
 def test_a_migrated_database_is_left_alone(database: str) -> None:
@@ -128,9 +235,113 @@ def test_the_alembic_command_works_on_the_database_of_the_settings(
     empty_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIROIR_DATABASE_URL", empty_database)
-    for action, revision in (("upgrade", "head"), ("downgrade", "base"), ("upgrade", "0001")):
+    for action, revision in (("upgrade", "head"), ("downgrade", "base"), ("upgrade", "head")):
         subprocess.run([sys.executable, "-m", "alembic", action, revision], cwd=PROJECT, check=True)
     assert lines(empty_database, _INDEXES) == INDEXES.split("\n")[1:-1]
+
+
+# The queue
+
+
+def test_the_queue_s_schema_is_the_one_that_the_migration_was_written_for() -> None:
+    """Databases that exist keep the text of the version that made them, and the library expects its own."""
+    assert sha256(SchemaManager.get_schema().encode()).hexdigest() == QUEUE, (
+        "this version of procrastinate has another schema. Write a migration that brings the one in tiroir_queue to it "
+        "(procrastinate/sql/migrations has the steps, SET LOCAL search_path = tiroir_queue), and that does nothing "
+        "where 0002 has made the new one already; then pin the hash of the new text here"
+    )
+
+
+def test_the_queue_stands_in_a_schema_of_its_own_and_complete(database: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE SCHEMA another")
+        connection.execute("SET LOCAL search_path = another")
+        connection.execute(SchemaManager.get_schema().encode())
+        connection.execute("SET LOCAL search_path = public")
+        ours, another = (
+            [line.replace(f"{name}.", "") for (line,) in connection.execute(_MADE, {"schema": name}).fetchall()]
+            for name in ("tiroir_queue", "another")
+        )
+        connection.rollback()
+    assert len(ours) > 30
+    assert ours == another
+    assert not [line for line in lines(database, _OBJECTS) if "procrastinate" in line and "tiroir_queue" not in line]
+
+
+def test_a_second_application_may_have_the_same_queue(database: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute(SchemaManager.get_schema().encode())
+    downgrade(database, "base")
+    assert one_value(database, b"SELECT to_regclass('procrastinate_jobs') IS NOT NULL") is True
+
+
+# A fingerprint has no bits beyond those of its collection, whoever writes it
+
+TOO_WIDE = [(63, -1), (63, -(2**63)), (8, -1), (8, 2**8), (8, 2**62), (8, -(2**63)), (1, 2), (62, 2**62)]
+FITTING = [
+    (64, -1),
+    (64, -(2**63)),
+    (64, 2**63 - 1),
+    (64, 0),
+    (63, 2**63 - 1),
+    (63, 2**62),
+    (63, 0),
+    (8, 2**8 - 1),
+    (8, 0),
+    (1, 1),
+    (62, 2**62 - 1),
+    (63, None),
+    (64, None),
+    (8, None),
+]
+
+
+def write_document(connection: psycopg.Connection, bits: int, simhash: int | None) -> None:
+    connection.execute(
+        "INSERT INTO document (collection_id, key, simhash, bits, text, metadata)"
+        " VALUES (1, 'a', %s::bigint, %s::smallint, '', '{}')",
+        [simhash, bits],
+    )
+
+
+def test_a_fingerprint_that_fits_its_collection(database: str) -> None:
+    with psycopg.connect(database) as connection:
+        for bits, simhash in FITTING:
+            write_document(connection, bits, simhash)
+            connection.execute("UPDATE document SET simhash = NULL")
+            connection.execute("UPDATE document SET simhash = %s::bigint", [simhash])
+            connection.execute("DELETE FROM document")
+
+
+def test_a_fingerprint_with_a_bit_too_many(database: str) -> None:
+    refused = partial(pytest.raises, psycopg.errors.CheckViolation, match="document_simhash_check")
+    into = "COPY document (collection_id, key, simhash, bits, metadata) FROM STDIN"
+    with psycopg.connect(database, autocommit=True) as connection:
+        for bits, simhash in TOO_WIDE:
+            with refused():
+                write_document(connection, bits, simhash)
+            with refused(), connection.cursor().copy(into) as copy:
+                copy.write_row((1, "a", simhash, bits, "{}"))
+            write_document(connection, bits, 1)
+            with refused():
+                connection.execute("UPDATE document SET simhash = %s::bigint", [simhash])
+            connection.execute("DELETE FROM document")
+
+
+@pytest.mark.parametrize("bits", [63, 64, 8])
+async def test_a_document_s_row_says_how_many_bits_its_collection_has(
+    service: Process, database: str, bits: int
+) -> None:
+    pages = Pages(service.services)
+    with psycopg.connect(database) as connection:
+        create_collection(connection, pages.name, bits=bits)
+    highest = 2**bits - 1 if bits < 64 else -1
+    for key, content in {"highest": highest, "lowest": 0, "empty": "", "short": "oak"}.items():
+        await pages.put(key, content)
+        await pages.put(key, 1)
+        await pages.put(key, content)
+    assert one_value(database, b"SELECT array_agg(DISTINCT bits) FROM document") == [bits]
+    assert await pages.keys(highest, 0) == ["highest"]
 
 
 # Whether a table is as its layout describes it
@@ -229,7 +440,7 @@ async def test_fingerprints_that_could_be_stored_twice(connection: AsyncConnecti
 
 
 async def start(settings: Settings) -> None:
-    async with services(settings):
+    async with process(settings):
         pass
 
 

@@ -8,12 +8,13 @@ import psycopg
 import pytest
 
 from app.core.scheme import given
+from app.runtime import Process
 from app.service.near_duplicates import Key, Options, Simhash, plan_lookup
 from app.settings import Settings
 from app.store.lookups import queue_lookup
 from tests.conftest import Server
 from tests.store.brute_force import Stored, assert_right, flipped, nearest, within
-from tests.store.databases import Opened, create_collection, load, settings_of
+from tests.store.databases import create_collection, load, settings_of
 from tests.store.plans import executed_plan
 
 # The template of a page, as most pages of a crawl that failed have it; others are a bit away, the rest is elsewhere.
@@ -47,7 +48,7 @@ def settings(crawl: Crawl) -> Settings:
     return settings_of(crawl.conninfo, pool_max_size=1)
 
 
-async def test_the_answer_is_right_and_cut(service: Opened, crawl: Crawl) -> None:
+async def test_the_answer_is_right_and_cut(service: Process, crawl: Crawl) -> None:
     everything = nearest(crawl.documents, COPIED, 7)
     for threshold, limit in product((0, 1, 3, 7), (1, 20, 1000)):
         found = await service.services.near_duplicates.find(
@@ -57,19 +58,19 @@ async def test_the_answer_is_right_and_cut(service: Opened, crawl: Crawl) -> Non
         assert found.matches.truncated
 
 
-async def test_the_other_copies_of_a_copy_are_found(service: Opened, crawl: Crawl) -> None:
+async def test_the_other_copies_of_a_copy_are_found(service: Process, crawl: Crawl) -> None:
     found = await service.services.near_duplicates.find("crawl", Key("copy 7"), Options(3, 20), explain=False)
     assert_right(found.matches, nearest(crawl.documents, COPIED, 3, except_key="copy 7"), limit=20)
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["probing", "scanning"])
-async def test_documents_are_read_as_far_as_they_are_returned(service: Opened, crawl: Crawl, scan: bool) -> None:
+async def test_documents_are_read_as_far_as_they_are_returned(service: Process, crawl: Crawl, scan: bool) -> None:
     assert crawl.copies > 1000
     place = await service.catalog.place("crawl")
     async with service.database.connection() as connection:
         for except_key, limit in product((None, "copy 1"), (1, 20)):
             planned = await plan_lookup(
-                service.catalog, connection, place, given(COPIED), Options(3, limit), except_key=except_key
+                service.profiles, connection, place, given(COPIED), Options(3, limit), except_key=except_key
             )
             lookup = replace(planned, scan=scan)
             await (await queue_lookup(connection, lookup)).result()

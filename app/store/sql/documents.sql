@@ -19,8 +19,8 @@ WHERE NOT EXISTS (
           (%(content_hash)s::bytea, %(simhash)s::bigint, %(words)s::int, coalesce(%(metadata)s::jsonb, metadata),
            CASE WHEN %(content_hash)s::bytea IS NULL THEN %(text)s::text END))
 ON CONFLICT (collection_id, key) DO UPDATE
-SET content_hash = excluded.content_hash, simhash = excluded.simhash, words = excluded.words, text = excluded.text,
-    metadata = coalesce(%(metadata)s::jsonb, stored.metadata), updated_at = now()
+SET content_hash = excluded.content_hash, simhash = excluded.simhash, bits = excluded.bits, words = excluded.words,
+    text = excluded.text, metadata = coalesce(%(metadata)s::jsonb, stored.metadata), updated_at = now()
 WHERE (stored.content_hash, stored.simhash, stored.words, stored.metadata,
        CASE WHEN stored.content_hash IS NULL THEN stored.text END)
       IS DISTINCT FROM
