@@ -18,7 +18,7 @@ from app.main import create_app
 from app.postgres.binaries import Binaries, all_binaries
 from app.postgres.embedded import THROWAWAY_SETTINGS, EmbeddedPostgres
 from app.postgres.migrate import migrate
-from app.runtime import Services, services
+from app.runtime import Services, process
 from app.settings import Settings
 
 DATA = Path(__file__).parent / "data"
@@ -88,14 +88,15 @@ def database(server: Server) -> Generator[str]:
 
 @pytest.fixture
 def settings(database: str) -> Settings:
-    return Settings(database_url=database)  # pyright: ignore[reportArgumentType]  pydantic makes it a secret
+    """Operations are run by the tests that are about them: starting a worker takes longer than most tests."""
+    return Settings(database_url=database, run_operations=False)  # pyright: ignore[reportArgumentType]  pydantic makes it a secret
 
 
 @pytest.fixture
 async def use_cases(settings: Settings) -> AsyncGenerator[Services]:
     """The service without HTTP."""
-    async with services(settings) as opened:
-        yield opened
+    async with process(settings) as opened:
+        yield opened.services
 
 
 @asynccontextmanager

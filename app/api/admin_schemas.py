@@ -15,7 +15,7 @@ MAX_SAMPLE = 100_000
 MAX_ID = 2**31 - 1
 DEFAULT_OPERATIONS = 20
 
-OperationId = Annotated[int, Field(ge=1, le=MAX_ID), BeforeValidator(whole_number)]
+OperationId = Annotated[int, Field(ge=1, le=MAX_ID, examples=[1]), BeforeValidator(whole_number)]
 
 
 class NewRebuild(Request):

@@ -7,7 +7,7 @@ or come twice: `attend` puts every unfinished operation that nobody works on bac
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ _TASK = "operation"
 _AT_ONCE = 2
 _ATTEND_SECONDS = 5.0
 _BEGIN_ANEW_SECONDS = 1.0
+_PATIENCE_SECONDS = 2.0
 _STALLED_SECONDS = 60.0
 _CONNECTIONS = 4
 
@@ -86,13 +87,9 @@ class Queue:
         try:
             yield
         finally:
-            # Once each: procrastinate's worker ends its jobs when it is cancelled, and wouldn't if that came twice.
-            # Where it fails at that moment, it forgets that it was cancelled.
             ending.set()
-            for task_of_ours in tasks:
-                task_of_ours.cancel()
             with CancelScope(shield=True):
-                await asyncio.wait(tasks)
+                await _cancel(tasks)
                 await self._app.close_async()  # left open where opening it failed
 
     async def _work(self) -> None:
@@ -115,6 +112,18 @@ class Queue:
             for job in await jobs.get_stalled_jobs(seconds_since_heartbeat=_STALLED_SECONDS):
                 await jobs.finish_job(job, Status.ABORTED, delete_job=True)
             await asyncio.sleep(_ATTEND_SECONDS)
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Procrastinate's worker ends its jobs when it is cancelled, if it is left the time.
+
+    But where it fails at that moment it forgets that it was cancelled, and one of its tasks may not hear it: again.
+    """
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_PATIENCE_SECONDS)
 
 
 async def _until(ending: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
