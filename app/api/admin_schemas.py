@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from app.api.schemas import Answer, ExpectedAnswer, QueryParameters, Request, Threshold, whole_number
 from app.core import model
@@ -19,6 +19,8 @@ OperationId = Annotated[int, Field(ge=1, le=MAX_ID, examples=[1]), BeforeValidat
 
 
 class NewRebuild(Request):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"threshold": 7}]})
+
     threshold: Threshold
     bands: int | None = Field(
         default=None,
@@ -32,6 +34,8 @@ class NewRebuild(Request):
 
 
 class NewAudit(Request):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"sample": 1000, "threshold": 3}]})
+
     sample: int = Field(default=1000, ge=1, le=MAX_SAMPLE, description="Lookups to compare with a full scan.")
     threshold: Threshold | None = None
 

@@ -10,11 +10,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Self
 
 from httpx2 import Client, TransportError
+from psycopg.conninfo import conninfo_to_dict
+
+from app.postgres.embedded import EmbeddedPostgres
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds, for a shared machine
@@ -37,7 +40,7 @@ def free_port() -> int:
 
 
 class Service:
-    """`tiroir serve` with settings of its own; what it logs is kept."""
+    """`tiroir serve`, or another command that serves, with settings of its own; what it logs is kept."""
 
     def __init__(self, command: tuple[str, ...] = (), **settings: str | Path | float) -> None:
         self.port = free_port()
@@ -97,6 +100,15 @@ class Service:
                 assert time.monotonic() < deadline, self.log
                 time.sleep(0.05)
 
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Its process doesn't run within the block, as on a machine that sleeps or swaps."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """The exit status."""
         self.process.send_signal(number)
@@ -112,15 +124,58 @@ def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(("TIROIR_", "PG"))}
 
 
+class Worker(Service):
+    """`tiroir worker`."""
+
+    def __init__(self, **settings: str | Path | float) -> None:
+        super().__init__((sys.executable, "-m", "app.cli", "worker"), **settings)
+
+    def wait_until_ready(self) -> Self:
+        assert self.logs("working on operations"), self.log
+        return self
+
+
 @contextmanager
 def running(**settings: str | Path | float) -> Generator[Service]:
     """A service that is ready, and stopped at the end if it still runs."""
-    service = Service((), **settings).start()
+    with all_running(Service((), **settings)) as [service]:
+        yield service
+
+
+@contextmanager
+def working(**settings: str | Path | float) -> Generator[Service]:
+    """A worker, likewise."""
+    with all_running(Worker(**settings)) as [worker]:
+        yield worker
+
+
+@contextmanager
+def all_running(*services: Service) -> Generator[tuple[Service, ...]]:
+    """The same for several, which start at once."""
+    with ExitStack() as stopped:
+        for service in services:
+            stopped.enter_context(stopped_at_the_end(service.start()))
+        for service in services:
+            service.wait_until_ready()
+        yield services
+
+
+@contextmanager
+def stopped_at_the_end(service: Service) -> Generator[Service]:
     try:
-        yield service.wait_until_ready()
+        yield service
     finally:
         if service.process.poll() is None:
             service.stop()
+
+
+def crash(postgres: EmbeddedPostgres) -> None:
+    """Ends the server at once, without a checkpoint, and starts it again: it recovers from its log."""
+    folder = conninfo_to_dict(postgres.dsn())["host"]
+    postmaster, *_ = (Path(str(folder)) / "postmaster.pid").read_text().splitlines()
+    os.kill(int(postmaster), signal.SIGQUIT)
+    postgres.stop()  # waits until the last process of the server is gone
+    postgres.start()
 
 
 def ends(process: int) -> bool:

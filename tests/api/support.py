@@ -87,7 +87,7 @@ def assert_problem(answer: Response, status: int, code: str, *pointers: str) -> 
     return problem
 
 
-TABLES = ("collection", "document", "fingerprint", "band_layout")
+TABLES = ("collection", "document", "fingerprint", "band_layout", "operation")
 
 
 def rows(database: str) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Bad input: the right status and code, a pointer to what is wrong, nothing written, and the next request works."""
 
 import json
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from itertools import product
@@ -16,6 +17,7 @@ from tests.conftest import client_of
 
 SHOP = "/v1/collections/shop"
 UNBORN = "/v1/collections/unborn"  # a refused write must not make it
+REBUILDS, AUDITS = OPERATIONS = ("/v1/admin/rebuilds", "/v1/admin/audits")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ def _everything(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
     return connection.execute("""
         SELECT c::text FROM collection c UNION ALL SELECT d::text FROM document d
         UNION ALL SELECT f::text FROM fingerprint f UNION ALL SELECT l::text FROM band_layout l
+        UNION ALL SELECT o::text FROM operation o UNION ALL SELECT j::text FROM tiroir_queue.procrastinate_jobs j
     """).fetchall()
 
 
@@ -319,6 +322,90 @@ async def test_parameters_out_of_their_grammar_or_range(
     await check(client, database, subtests, _parameters())
 
 
+NO_IDS = [
+    "0",
+    "-1",
+    "abc",
+    "1.0",
+    "%2B1",
+    "1%20",
+    "1_0",
+    "0x1",
+    "true",
+    "%EF%BC%91",
+    str(2**31),
+    str(2**63),
+    "9" * 5000,
+]
+# Those of other pages, and what a page of operations never ends with: "0", "-1", "abc", "2147483648", "²", "1\n", "".
+NO_CURSORS = ["MA", "LTE", "YWJj", "MjE0NzQ4MzY0OA", "wrI", "MQo", "", "YQ==", "YR", "*", "%F0%9F%99%82", "AA", "_w"]
+
+
+def _operations() -> Iterable[Refused]:
+    for threshold in [*NOT_WHOLE, -1, 64, 7.5, 10**30, -(10**30)]:
+        yield refused("POST", REBUILDS, {"threshold": threshold, "bands": 4}, "/threshold")
+        yield refused("POST", AUDITS, {"threshold": threshold}, "/threshold")
+    yield refused("POST", REBUILDS, {"threshold": None}, "/threshold")
+    yield refused("POST", REBUILDS, {}, "/threshold")
+    yield refused("POST", REBUILDS, {"bands": 4}, "/threshold")
+    for bands in [*NOT_WHOLE, -4, 0, 1, 17, "4", 10**30]:
+        yield refused("POST", REBUILDS, {"threshold": 7, "bands": bands}, "/bands")
+    for force in NOT_BOOLEAN:
+        yield refused("POST", REBUILDS, {"threshold": 7, "force": force}, "/force")
+    for sample in [*NOT_WHOLE, None, -1, 0, 100_001, 10**30]:
+        yield refused("POST", AUDITS, {"sample": sample}, "/sample")
+    for name, pointer in {
+        "treshold": "/treshold",
+        "": "/",
+        "a/b~c": "/a~1b~0c",
+        "Bands": "/Bands",
+        "é\0": "/é\0",
+    }.items():
+        yield refused("POST", REBUILDS, {"threshold": 7, name: 1}, pointer)
+        yield refused("POST", AUDITS, {name: 1}, pointer)
+    yield refused("POST", AUDITS, {"bands": 4}, "/bands")
+    for body, url in product((None, True, 7, "7", [], [{"threshold": 7}]), OPERATIONS):
+        yield refused("POST", url, body, "")
+    yield Refused("POST", REBUILDS, b'{"threshold": 64, "bands": 1, "x": 1}', pointers=("/threshold", "/bands", "/x"))
+
+
+async def test_operations_that_can_not_be(client: AsyncClient, database: str, subtests: pytest.Subtests) -> None:
+    await check(client, database, subtests, _operations())
+
+
+def _ids_and_cursors() -> Iterable[Refused]:
+    for url, number in product(OPERATIONS, NO_IDS):
+        yield Refused("GET", f"{url}/{number}", pointers=("/id",))
+        yield Refused("POST", f"{url}/{number}/cancel", b"", pointers=("/id",), headers={})
+    for url, number in product(OPERATIONS, (1, 2**31 - 1)):
+        yield Refused("GET", f"{url}/{number}", status=404, code="operation_not_found")
+        yield Refused("POST", f"{url}/{number}/cancel", b"", 404, "operation_not_found", headers={})
+    for url in OPERATIONS:
+        yield Refused("GET", f"{url}/1/cancel", status=405, code="method_not_allowed")
+        for limit in [*NO_NUMBERS, "0", "-5", "101", "3000000000"]:
+            yield Refused("GET", f"{url}?limit={limit}", pointers=("/limit",))
+        for cursor in NO_CURSORS:
+            yield Refused("GET", f"{url}?cursor={cursor}", pointers=("/cursor",))
+        yield Refused("GET", f"{url}?limit=1&limit=2", pointers=("/limit",))
+        yield Refused("GET", f"{url}?status=queued", pointers=("/status",))
+        yield Refused("GET", f"{url}/1?limit=1", pointers=("/limit",))
+        yield Refused("POST", f"{url}?threshold=3", b'{"threshold": 3}', pointers=("/threshold",))
+        yield Refused("POST", f"{url}/1/cancel?force=true", b"", pointers=("/force",), headers={})
+    yield Refused("GET", "/v1/admin/layout?bands=4", pointers=("/bands",))
+
+
+async def test_ids_and_pages_of_operations(client: AsyncClient, database: str, subtests: pytest.Subtests) -> None:
+    await check(client, database, subtests, _ids_and_cursors())
+
+
+async def test_a_cursor_of_more_digits_than_python_reads(
+    client: AsyncClient, database: str, subtests: pytest.Subtests
+) -> None:
+    cursor = urlsafe_b64encode(b"9" * 6000).decode()
+    requests = [Refused("GET", f"{url}?cursor={cursor}", pointers=("/cursor",)) for url in OPERATIONS]
+    await check(client, database, subtests, requests)
+
+
 def _repeated() -> Iterable[Refused]:
     for query, name in {
         "text=t&threshold=3&threshold=60": "threshold",
@@ -410,7 +497,7 @@ OTHER_TYPES = [
 
 
 def _bodies() -> Iterable[Refused]:
-    for url in (f"{UNBORN}/documents", f"{SHOP}/near-duplicates", "/v1/fingerprints", "/v1/collections"):
+    for url in (f"{UNBORN}/documents", f"{SHOP}/near-duplicates", "/v1/fingerprints", "/v1/collections", *OPERATIONS):
         yield Refused("POST", url, b"", 400, "invalid_json")
         yield Refused("POST", url, b"", 400, "invalid_json", headers={"content-type": "text/plain"})
         yield Refused("POST", url, None, 400, "invalid_json", headers={})
@@ -460,6 +547,7 @@ async def test_a_body_of_20_megabytes_is_refused_with_and_without_its_length(
             ("POST", f"{SHOP}/near-duplicates"),
             ("POST", "/v1/fingerprints"),
             ("POST", "/v1/collections"),
+            ("POST", REBUILDS),
             ("POST", f"{UNBORN}/documents/batch"),
             ("GET", f"{SHOP}/documents"),
         ]

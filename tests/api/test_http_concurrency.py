@@ -87,7 +87,7 @@ async def test_50_clients_that_put_other_texts_under_one_key_leave_the_last(clie
 async def test_20_clients_that_write_first_make_one_collection(client: AsyncClient, database: str) -> None:
     requests = [putting(client, f"{SHOP}/documents/{number}", {"text": text_of(300)}) for number in range(20)]
     assert statuses(await at_once(*requests)) == {201: 20}
-    assert rows(database) == {"collection": 1, "document": 20, "fingerprint": 1, "band_layout": 1}
+    assert rows(database) == {"collection": 1, "document": 20, "fingerprint": 1, "band_layout": 1, "operation": 0}
     assert len(keys_of(await find(client, text=text_of(300)))) == 20
 
 

@@ -58,6 +58,15 @@ async def test_every_route_is_described(document: dict[str, Any]) -> None:
         "POST /v1/collections/{collection}/near-duplicates",
         "POST /v1/fingerprints",
         "GET /v1/distance",
+        "GET /v1/admin/layout",
+        "POST /v1/admin/rebuilds",
+        "GET /v1/admin/rebuilds",
+        "GET /v1/admin/rebuilds/{id}",
+        "POST /v1/admin/rebuilds/{id}/cancel",
+        "POST /v1/admin/audits",
+        "GET /v1/admin/audits",
+        "GET /v1/admin/audits/{id}",
+        "POST /v1/admin/audits/{id}/cancel",
         "GET /livez",
         "GET /readyz",
         "GET /version",
@@ -81,8 +90,10 @@ async def test_every_operation_documents_the_problems_that_it_answers(document: 
         if "requestBody" in operation:
             expected |= {400, 413, 415}
         writes = method in {"post", "put"} and "/document" in path
-        if "{collection}" in path and not writes:
+        if ("{collection}" in path and not writes) or "{id}" in path:
             expected |= {404}
+        if path.endswith("/cancel") or (method, path) == ("post", "/v1/admin/rebuilds"):
+            expected |= {409}
         assert expected <= set(errors), (method, path)
         for status, answer in errors.items():
             assert set(answer["content"]) == {MEDIA_TYPE}, (method, path, status)
@@ -121,7 +132,7 @@ async def test_the_examples_of_every_body_are_taken(client: AsyncClient, documen
             assert (await send(client, method, url, example)).is_success, (method, path, example)
             require_valid(document, schema, example)
             tried += 1
-    assert tried >= 6
+    assert tried >= 8
 
 
 async def test_the_examples_of_a_fingerprint_are_one_fingerprint(document: dict[str, Any]) -> None:
@@ -154,6 +165,21 @@ REQUESTS: list[tuple[str, str, object]] = [
     ("DELETE", f"{SHOP}/documents/d", None),
     ("DELETE", f"{SHOP}/document?key=d", None),
     ("DELETE", "/v1/collections/new", None),
+    ("GET", "/v1/admin/layout", None),
+    ("POST", "/v1/admin/rebuilds", {"threshold": 7, "bands": None}),
+    ("POST", "/v1/admin/rebuilds", {"threshold": 7}),
+    ("POST", "/v1/admin/rebuilds", {"threshold": 64}),
+    ("POST", "/v1/admin/audits", {"sample": 10}),
+    ("POST", "/v1/admin/audits", {"sample": 0}),
+    ("GET", "/v1/admin/rebuilds", None),
+    ("GET", "/v1/admin/audits?limit=1", None),
+    ("GET", "/v1/admin/rebuilds/1", None),
+    ("GET", "/v1/admin/rebuilds/2147483647", None),
+    ("GET", "/v1/admin/audits/0", None),
+    ("GET", "/v1/admin/audits/1", None),
+    ("POST", "/v1/admin/rebuilds/1/cancel", None),
+    ("POST", "/v1/admin/rebuilds/1/cancel", None),
+    ("POST", "/v1/admin/audits/1/cancel", None),
     ("GET", "/livez", None),
     ("GET", "/readyz", None),
     ("GET", "/version", None),
@@ -164,8 +190,10 @@ def _path_of(document: dict[str, Any], url: str) -> str:
     path = url.partition("?")[0]
     if path in document["paths"]:
         return path
-    _, _, v1, _, *rest = path.split("/")
-    assert v1 == "collections"
+    _, _, group, _, *rest = path.split("/")
+    if group == "admin":
+        return "/".join([*path.split("/")[:4], "{id}", *rest[1:]])
+    assert group == "collections"
     return "/".join(["/v1/collections/{collection}", *rest[:1], *(["{key}"] if rest[1:] else [])])
 
 
@@ -194,7 +222,7 @@ async def test_a_parameter_that_nobody_knows_is_refused_by_every_route(
     for method, path, operation in operations(document):
         if path in HEALTH:
             continue
-        url = path.replace("{collection}", "shop").replace("{key}", "a")
+        url = path.replace("{collection}", "shop").replace("{key}", "a").replace("{id}", "1")
         known = "&".join(
             f"{parameter['name']}={parameter['schema']['examples'][0]}"
             for parameter in operation.get("parameters", [])

@@ -34,6 +34,10 @@ NO_PATHS = [
     ("GET", "/v1/collections/"),
     ("GET", "/v1/collections/a/b"),
     ("GET", "/v1/collections/a%2Fb"),
+    ("GET", "/v1/admin"),
+    ("GET", "/v1/admin/"),
+    ("GET", "/v1/admin/operations"),
+    ("POST", "/v1/admin/rebuilds/1/resume"),
     ("GET", "/livez/"),
     ("GET", "/LIVEZ"),
 ]
@@ -56,6 +60,13 @@ ALLOWED = {
     "/v1/collections/shop/near-duplicates": "GET, POST",
     "/v1/fingerprints": "POST",
     "/v1/distance": "GET",
+    "/v1/admin/layout": "GET",
+    "/v1/admin/rebuilds": "GET, POST",
+    "/v1/admin/rebuilds/1": "GET",
+    "/v1/admin/rebuilds/1/cancel": "POST",
+    "/v1/admin/audits": "GET, POST",
+    "/v1/admin/audits/1": "GET",
+    "/v1/admin/audits/1/cancel": "POST",
 }
 
 
@@ -108,6 +119,7 @@ BY_ONE_REQUEST: dict[str, tuple[str, str, bytes, dict[str, str]]] = {
     "not_found": ("GET", "/nothing", b"", {}),
     "collection_not_found": ("GET", "/v1/collections/nothing", b"", {}),
     "document_not_found": ("GET", f"{SHOP}/documents/nothing", b"", {}),
+    "operation_not_found": ("GET", "/v1/admin/audits/1", b"", {}),
     "method_not_allowed": ("PATCH", "/v1/collections", b"", {}),
     "collection_exists": ("POST", "/v1/collections", b'{"name": "shop", "store_text": false}', JSON),
     "body_too_large": ("POST", "/v1/collections", b" " * 5000, JSON),
@@ -117,6 +129,8 @@ BY_ONE_REQUEST: dict[str, tuple[str, str, bytes, dict[str, str]]] = {
     "not_supported": ("POST", f"{SHOP}/documents/batch", b"", {}),
 }
 LOOKUP = ("POST", f"{SHOP}/near-duplicates", b'{"key": "a"}', JSON)
+REBUILDS = "/v1/admin/rebuilds"
+WITH_KEY = {**JSON, "Idempotency-Key": "k"}
 
 
 async def test_every_code_is_met(settings: Settings, database: str) -> None:
@@ -127,10 +141,17 @@ async def test_every_code_is_met(settings: Settings, database: str) -> None:
         met[answer.json()["code"]] = answer.status_code
 
     limits = {"max_body_bytes": 4096, "pool_min_size": 1, "pool_max_size": 1, "pool_timeout": 1, "lock_timeout": 2}
-    async with client_of(settings.model_copy(update=limits)) as client:
+    queued = {"run_operations": False}
+    async with client_of(settings.model_copy(update=limits | queued)) as client:
         await put(client, "a", text=text_of(30))
         for request in BY_ONE_REQUEST.values():
             await ask(client, *request)
+        begun = await client.post(REBUILDS, content=b'{"threshold": 7}', headers=WITH_KEY)
+        for headers in (JSON, WITH_KEY):
+            await ask(client, "POST", REBUILDS, b'{"threshold": 6}', headers)
+        cancel = f"{begun.headers['location']}/cancel"
+        await ok(client, "POST", cancel)
+        await ask(client, "POST", cancel, b"", {})
         with locked(database, "document"):
             async with create_task_group() as tasks:
                 tasks.start_soon(ask, client, *LOOKUP)  # waits for the lock until lock_timeout

@@ -29,7 +29,7 @@ from tests.api.support import (
 from tests.conftest import Server, client_of
 
 SHOP = "/v1/collections/shop"
-REQUESTS = {
+REQUESTS: dict[str, tuple[str, str, object]] = {
     "index": ("POST", f"{SHOP}/documents", {"key": "b", "text": text_of(30)}),
     "index again": ("PUT", f"{SHOP}/documents/a", {"text": text_of(30)}),
     "index in a new collection": ("PUT", "/v1/collections/new/documents/a", {"text": text_of(30)}),
@@ -44,6 +44,12 @@ REQUESTS = {
     "list collections": ("GET", "/v1/collections", None),
     "describe": ("GET", SHOP, None),
     "delete a collection": ("DELETE", SHOP, None),
+    "report on the bands": ("GET", "/v1/admin/layout", None),
+    "begin a rebuild": ("POST", "/v1/admin/rebuilds", {"threshold": 7}),
+    "begin an audit": ("POST", "/v1/admin/audits", {}),
+    "list rebuilds": ("GET", "/v1/admin/rebuilds", None),
+    "watch an audit": ("GET", "/v1/admin/audits/1", None),
+    "cancel an audit": ("POST", "/v1/admin/audits/1/cancel", None),
 }
 # Words of the messages that PostgreSQL, libpq and psycopg write.
 DRIVER_TEXT = ("cancel", "statement", "lock", "psycopg", "timeout", "ERROR", "relation", "server", "connection to")
@@ -69,7 +75,7 @@ async def test_what_waits_for_a_lock_too_long_is_given_up(
         answers[name] = await ask(client, *REQUESTS[name])
 
     # Long enough for whatever doesn't wait, also on a busy machine; a connection for each request.
-    limits = {limit: 0.5, "pool_max_size": len(REQUESTS), "pool_timeout": 30}
+    limits = {limit: 0.5, "pool_max_size": len(REQUESTS), "pool_timeout": 30, "run_operations": False}
     async with client_of(settings.model_copy(update=limits)) as client:
         await put(client, "a", text=text_of(30))
         before = rows(database)

@@ -424,11 +424,12 @@ def test_the_cheapest_bands_are_those_whose_lookups_cost_least() -> None:
     assert cheapest_bands(of(300, 200, 200)) == 3  # the fewer, which are smaller tables
 
 
-def test_where_all_bands_scan_they_cost_the_same() -> None:
+def test_bands_are_judged_by_the_cheaper_way() -> None:
     dear = 10 * ALWAYS_PROBE_BELOW
     costs = {2: Cost(0, 3 * dear, dear), 3: Cost(0, 2 * dear, dear), 4: Cost(0, dear / 2, dear)}
     assert cheapest_bands(costs) == 4
     assert cheapest_bands(costs, 2) == 4
+    assert cheapest_bands({2: Cost(0, 3 * dear, dear), 3: Cost(0, 2 * dear, 5 * dear)}) == 2  # by a scan
     scanned = {bands: Cost(0, (9 - bands) * dear, dear) for bands in (2, 3, 4)}
     assert all(cheapest_bands(scanned, now) == now for now in scanned)
 

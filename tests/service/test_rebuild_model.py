@@ -48,7 +48,7 @@ from tests.store.databases import settings_of
 from tests.store.pages import Pages
 from tests.store.waiting import wait_until, waiting_for_locks
 
-EXAMPLES = int(os.environ.get("REBUILD_MODEL_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("REBUILD_MODEL_EXAMPLES", "20"))
 STEPS = 30
 
 SECONDS = 30  # in which whatever is waited for must come
@@ -119,16 +119,17 @@ plans = st.builds(Plan, st.sampled_from([2, 3, 4, 7, None]), st.sampled_from([0,
 
 
 class SeenRebuild(Rebuild):
-    """Tells whether it can still be cancelled: it is neither cleaning up nor at its very end."""
+    """Tells how far it is: a cancel has no effect where it only cleans up, or is at its very end."""
 
-    running = False
+    runs = False
+    has_run = False
 
     async def run(self) -> dict[str, Json]:
-        self.running = True
+        self.runs = True
         try:
             return await super().run()
         finally:
-            self.running = False
+            self.runs, self.has_run = False, True
 
 
 class Worker:
@@ -201,12 +202,17 @@ class Worker:
 
     def end_session(self) -> None:
         """As PostgreSQL does when it is shut down: the rebuild's next statement, or the one under way, fails."""
-        self._observer.execute("SELECT pg_terminate_backend(%s::int, 10000)", [self._pid])
+        self._observer.execute("SELECT pg_terminate_backend(%s::int)", [self._pid])
+        self._wait_for_the_end_of_its_session()
 
-    async def begin(self, operation_id: int, to_be_canceled: bool) -> None:
-        """One that was canceled while nobody worked on it sees that at its first stop, and goes on to clean up."""
+    def _wait_for_the_end_of_its_session(self) -> None:
+        """Until then it holds the lock, and nobody else can go on."""
+        query = "SELECT FROM pg_stat_activity WHERE pid = %s::int"
+        wait_until(lambda: self._observer.execute(query, [self._pid]).rowcount == 0)
+
+    async def begin(self, operation_id: int) -> None:
         self._far_enough = lambda: True
-        stops = self._stops + (2 if to_be_canceled else 1)
+        stops = self._stops + 1
         self._task = asyncio.create_task(self._operator.perform(operation_id))
         await self._until(stops)
 
@@ -239,21 +245,23 @@ class Worker:
         await asyncio.wait({self._task})
         assert self._task.cancelled()
         self._task = None
+        self._wait_for_the_end_of_its_session()
 
     async def cancel(self, operation_id: int) -> bool:
-        """Whether a rebuild was still there to be canceled: it stands before it cleans up then.
+        """Whether there was something to cancel: a rebuild under way stands before it cleans up then.
 
         One that is about to switch goes on in the very moment, so that it has to see by itself that it mustn't.
         """
         stops = self._stops + 1
-        at_its_end = self.works and self._rebuild_under_way is not None and not self._rebuild_under_way.running
+        rebuild = self._rebuild_under_way if self.works else None
+        runs, has_run = (False, False) if rebuild is None else (rebuild.runs, rebuild.has_run)
         await self._cancel(OperationKind.REBUILD, operation_id)
-        if self.works and not at_its_end:
+        if runs:
             if self._phase() == PHASES.index("switching"):
                 self._far_enough = bool
                 self._go.set()
             await self._until(stops)
-        return not at_its_end
+        return not has_run
 
     async def offer(self, operation_id: int) -> None:
         """The queue hands the operation out once more, while it is worked on."""
@@ -568,7 +576,7 @@ class RebuildMachine(RuleBasedStateMachine):
             self.ask_for_a_rebuild()
         assert self.rebuild is not None
         if not self.worker.works:
-            self.portal.call(self.worker.begin, self.rebuild.id, self.rebuild.cancel)
+            self.portal.call(self.worker.begin, self.rebuild.id)
         assert self.worker.works
         return self.rebuild.id
 

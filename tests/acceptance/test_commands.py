@@ -1,0 +1,559 @@
+"""The commands that administrate a running service, and the worker, as real processes."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, repeat
+from pathlib import Path
+from random import Random
+from time import monotonic, sleep
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from service import PATIENCE, ROOT, Service, free_port, running, short_folder, stopped_at_the_end, working
+
+from app.postgres.binaries import best_binaries
+from app.postgres.embedded import THROWAWAY_SETTINGS, EmbeddedPostgres
+
+PHASES = [
+    "planning",
+    "creating",
+    "copying",
+    "indexing",
+    "vacuuming",
+    "verifying",
+    "switching",
+    "waiting",
+    "dropping",
+]
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    output: str
+    errors: str
+
+
+def plain(text: str) -> bool:
+    """Without control characters, which a file or another program has no use for."""
+    return all(character.isprintable() or character == "\n" for character in text)
+
+
+def start(*arguments: str, **settings: str | int) -> subprocess.Popen[str]:
+    """`tiroir` with these arguments, its output piped. The port is what it finds its service by."""
+    return subprocess.Popen(
+        (sys.executable, "-m", "app.cli", *arguments),
+        cwd=ROOT,
+        env=Service((), **settings).environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> Ended:
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert plain(output + errors), output + errors
+    assert "Traceback" not in errors, errors
+    return Ended(process.returncode, output, errors)
+
+
+def command(*arguments: str, **settings: str | int) -> Ended:
+    return end(start(*arguments, **settings))
+
+
+def commands(*several: tuple[str, ...], **settings: str | int) -> list[Ended]:
+    """Those that don't disturb one another, at once."""
+    return [end(process) for process in [start(*arguments, **settings) for arguments in several]]
+
+
+def assert_refused(ended: Ended) -> str:
+    """Status 1 and one line, which is returned without its beginning."""
+    assert (ended.status, ended.output) == (1, ""), ended
+    return failure(ended)
+
+
+def failure(ended: Ended) -> str:
+    assert ended.status == 1, ended
+    assert ended.errors.startswith("tiroir: "), ended
+    assert ended.errors.count("\n") == 1, ended
+    return ended.errors.removeprefix("tiroir: ").strip()
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[EmbeddedPostgres]:
+    with (
+        short_folder() as folder,
+        EmbeddedPostgres(folder / "postgres", best_binaries(), options=THROWAWAY_SETTINGS) as postgres,
+    ):
+        yield postgres
+
+
+def new_database(server: EmbeddedPostgres, name: str) -> str:
+    with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    return server.dsn(name)
+
+
+def execute(dsn: str, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture(scope="module")
+def database(server: EmbeddedPostgres) -> str:
+    return new_database(server, "served")
+
+
+@pytest.fixture(scope="module")
+def served(database: str) -> Generator[Service]:
+    """A service with 40 documents, that works on operations itself; what it retires stays for a moment."""
+    with running(database_url=database, layout_grace=1.2) as service, service.client() as client:
+        for number in range(40):
+            body = {"fingerprint": f"{Random(number).getrandbits(63):016x}"}
+            client.put(f"/v1/collections/shop/documents/{number}", json=body).raise_for_status()
+        yield service
+
+
+@pytest.fixture(scope="module")
+def held(server: EmbeddedPostgres) -> Generator[Service]:
+    """A service whose operations stay in the queue."""
+    with running(database_url=new_database(server, "held"), run_operations="false") as service:
+        yield service
+
+
+def operations(service: Service, kind: str = "rebuilds") -> list[dict[str, Any]]:
+    with service.client() as client:
+        return client.get(f"/v1/admin/{kind}").raise_for_status().json()["items"]
+
+
+def cancel(service: Service, kind: str = "rebuilds") -> int:
+    """The latest one."""
+    latest = operations(service, kind)[0]["id"]
+    with service.client() as client:
+        client.post(f"/v1/admin/{kind}/{latest}/cancel").raise_for_status()
+    return latest
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = monotonic() + PATIENCE
+    while not condition():
+        assert monotonic() < deadline
+        sleep(0.02)
+
+
+def waits(process: subprocess.Popen[str]) -> str:
+    """The first line of a command that then waits for its operation."""
+    assert process.stdout
+    line = process.stdout.readline()
+    assert process.poll() is None
+    return line
+
+
+# Rebuilds
+
+
+def phases_of(output: str) -> tuple[str, list[str], list[str]]:
+    """The line of the beginning, the phases that were seen, and what was said at the end."""
+    first, *rest = output.splitlines()
+    seen = [line for line in rest if line in PHASES]
+    assert rest[: len(seen)] == seen
+    assert seen == sorted(set(seen), key=PHASES.index)
+    return first, seen, rest[len(seen) :]
+
+
+def test_a_rebuild_is_shown_step_by_step_and_the_result_at_its_end(served: Service) -> None:
+    for bands, threshold, before in ((8, 7, "4, 3"), (4, 3, "8, 7")):
+        ended = command("rebuild", "--threshold", str(threshold), "--bands", str(bands), port=served.port)
+        assert (ended.status, ended.errors) == (0, "")
+        first, seen, last = phases_of(ended.output)
+        assert first == f"rebuild {operations(served)[0]['id']} is queued"
+        assert "waiting" in seen
+        assert last == [f"{bands} bands, threshold {threshold} (before: {before})"]
+    unchanged = command("rebuild", "--threshold", "3", "--bands", "4", port=served.port)
+    assert (unchanged.status, unchanged.output.splitlines()[-1]) == (0, "4 bands, threshold 3: as they were")
+    forced = command("rebuild", "--threshold", "3", "--bands", "4", "--force", port=served.port)
+    assert (forced.status, forced.output.splitlines()[-1]) == (0, "4 bands, threshold 3 (before: 4, 3)")
+
+
+def test_a_rebuild_that_chooses_the_bands_says_why(served: Service) -> None:
+    ended = command("rebuild", "--threshold", "3", port=served.port)
+    assert (ended.status, ended.errors) == (0, "")
+    choice = operations(served)[0]["result"]["choice"]
+    assert ended.output.splitlines()[-1] == choice["reason"]
+
+
+def test_a_rebuild_that_fails_says_why(served: Service, database: str) -> None:
+    [(following,)] = execute(database, "SELECT last_value + 1 FROM band_layout_id_seq")
+    execute(database, f"CREATE TABLE fingerprint_{following} ()")
+    ended = command("rebuild", "--threshold", "9", "--bands", "5", port=served.port)
+    execute(database, f"DROP TABLE fingerprint_{following}")
+    latest = operations(served)[0]
+    assert latest["status"] == "failed"
+    assert failure(ended) == f"rebuild {latest['id']} has failed: {latest['error']}"
+    assert "already exists" in ended.errors
+
+
+def test_nobody_has_to_wait(held: Service) -> None:
+    ended = command("rebuild", "--threshold", "7", "--no-wait", port=held.port)
+    first = operations(held)[0]
+    assert ended == Ended(0, f"rebuild {first['id']} is queued\n", "")
+    assert first["parameters"] == {"threshold": 7, "bands": None, "force": False}
+    second, audit = commands(
+        ("rebuild", "--threshold", "8"), ("audit", "--sample", "7", "--threshold", "0", "--no-wait"), port=held.port
+    )
+    assert assert_refused(second) == f"rebuild {first['id']} is queued: wait for it, or cancel it"
+    begun = operations(held, "audits")[0]
+    assert audit == Ended(0, f"audit {begun['id']} is queued\n", "")
+    assert begun["parameters"] == {"sample": 7, "threshold": 0}
+    cancel(held)
+    cancel(held, "audits")
+
+
+def test_what_somebody_cancels_meanwhile_is_no_success(held: Service) -> None:
+    process = start("rebuild", "--threshold", "7", port=held.port)
+    assert re.fullmatch(r"rebuild \d+ is queued\n", waits(process))
+    number = cancel(held)
+    message = failure(end(process))
+    assert message.startswith(f"rebuild {number} ")
+    assert "canceled" in message
+
+
+def test_who_stops_waiting_stops_nothing(held: Service) -> None:
+    process = start("rebuild", "--threshold", "7", port=held.port)
+    waits(process)
+    process.send_signal(signal.SIGINT)
+    ended = end(process)
+    assert ended.status == 130, ended
+    assert operations(held)[0]["status"] == "queued"
+    cancel(held)
+
+
+def test_a_service_may_go_away_and_come_back_meanwhile(server: EmbeddedPostgres) -> None:
+    dsn = new_database(server, "restarted")
+    with running(database_url=dsn, run_operations="false") as service:
+        process = start("rebuild", "--threshold", "5", "--bands", "4", port=service.port)
+        waits(process)
+        assert service.stop() == 0
+    again = Service((), database_url=dsn, port=service.port, layout_grace=0)
+    again.port = service.port
+    with stopped_at_the_end(again.start()):
+        ended = end(process)
+    assert (ended.status, ended.errors) == (0, "")
+    assert ended.output.splitlines()[-1] == "4 bands, threshold 5 (before: 4, 3)"
+
+
+# Audits and the layout
+
+
+def test_an_audit_shows_what_it_measured(served: Service) -> None:
+    ended = command("audit", "--sample", "30", "--threshold", "7", port=served.port)
+    assert (ended.status, ended.errors) == (0, "")
+    result = operations(served, "audits")[0]["result"]
+    assert f"30 lookups at threshold 7, {result['bands']} bands" in ended.output
+    for name in ("candidates", "lookup, ms", "scan, ms"):
+        assert re.search(rf"{name} .*\d\.\d", ended.output)
+    assert ended.output.splitlines()[-1] == f"{result['matches']} matches, 0 misses, 0 invented"
+
+
+def test_an_audit_that_finds_misses_fails(served: Service, database: str) -> None:
+    command("rebuild", "--threshold", "3", "--bands", "4", port=served.port)
+    execute(database, "UPDATE band_layout SET widths = '{15,16,16,17}'")
+    ended = command("audit", "--sample", "40", "--threshold", "3", port=served.port)
+    execute(database, "UPDATE band_layout SET widths = '{16,16,16,16}'")
+    assert failure(ended) == "lookups differ from the scan: please report this"
+    misses = operations(served, "audits")[0]["result"]["misses"]
+    assert misses > 0
+    assert f"{misses} misses" in ended.output
+
+
+def test_the_layout_is_shown_with_its_costs_and_its_fullest_buckets(served: Service) -> None:
+    ended = command("layout", port=served.port)
+    assert (ended.status, ended.errors) == (0, "")
+    with served.client() as client:
+        layout = client.get("/v1/admin/layout").raise_for_status().json()
+    widths = ", ".join(map(str, layout["widths"]))
+    first = " ".join(ended.output.partition("What lookups should cost")[0].split())
+    assert first.startswith(f"{layout['bands']} bands of {widths} bits in table {layout['table']}: 40 fingerprints, ")
+    assert first.endswith(f"; default threshold {layout['threshold']}")
+    for cost in layout["costs"]:
+        assert re.search(rf"^\W*{cost['threshold']}\W+{cost['probes']:,}\W", ended.output, re.MULTILINE)
+    for bucket in layout["fullest_buckets"]:
+        assert re.search(rf"shop\W+{bucket['band']}\W+{bucket['value']:x}\W+{bucket['fingerprints']}\W", ended.output)
+
+
+def test_what_is_piped_is_not_folded(served: Service) -> None:
+    """A sentence is a line, for whoever looks for it with grep."""
+    first, *_ = command("layout", port=served.port).output.splitlines()
+    assert re.fullmatch(r"\d+ bands of .* bits in table \w+: 40 fingerprints, .* MB; default threshold \d+", first)
+
+
+# What is typed
+
+
+def test_a_mistake_on_the_command_line_is_status_2(held: Service) -> None:
+    for ended in commands(
+        ("rebuild",),
+        ("rebuild", "--threshold", "seven"),
+        ("rebuild", "--treshold", "7"),
+        ("worker", "--port", "1"),
+        port=held.port,
+    ):
+        assert (ended.status, ended.output) == (2, "")
+        assert "Usage: " in ended.errors
+    assert not [each for each in operations(held) if each["finished_at"] is None]
+
+
+def test_what_the_service_refuses_is_one_line(held: Service) -> None:
+    threshold, bands, sample = commands(
+        ("rebuild", "--threshold", "64"),
+        ("rebuild", "--threshold", "7", "--bands", "17"),
+        ("audit", "--sample", "0"),
+        port=held.port,
+    )
+    assert assert_refused(threshold) == "/threshold: Input should be less than or equal to 63"
+    assert assert_refused(bands) == "/bands: Input should be less than or equal to 16"
+    assert assert_refused(sample) == "/sample: Input should be greater than or equal to 1"
+
+
+# Where the service is
+
+
+def test_the_service_is_the_local_one_or_the_one_that_is_named(held: Service) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    local = command("layout", port=held.port)
+    by_any_address = command("layout", port=held.port, host="0.0.0.0")  # noqa: S104  where a service would listen
+    by_variable = command("layout", url=held.url)
+    by_option = command("layout", "--url", f"{held.url}/", url=nobody)
+    assert local.status == 0
+    assert local == by_any_address == by_variable == by_option
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("::1", "[::1]"), ("::", "[::1]"), ("0.0.0.0", "127.0.0.1")],  # noqa: S104  as above
+)
+def test_a_service_that_is_away_is_named(host: str, address: str) -> None:
+    port = free_port()
+    message = assert_refused(command("layout", host=host, port=port))
+    assert message.startswith(f"no answer from http://{address}:{port}: ")
+    assert message.endswith("Is it running?")
+
+
+def test_addresses_that_are_none(held: Service) -> None:
+    addresses = ["nonsense", "ftp://127.0.0.1", "http://[::1", "http://127.0.0.1:port"]
+    for address, ended in zip(
+        addresses, commands(*(("layout", "--url", address) for address in addresses), port=held.port), strict=True
+    ):
+        assert address in assert_refused(ended)
+
+
+def test_a_password_in_an_address_is_not_told() -> None:
+    address = f"http://user:hunter2@127.0.0.1:{free_port()}"
+    with pretending(repeat((200, "text/html", b"<p>hello</p>"))) as other:
+        for ended in commands(
+            ("layout", "--url", address), ("layout", "--url", other.replace("http://", "http://user:hunter2@"))
+        ):
+            assert "hunter2" not in assert_refused(ended)
+
+
+Answer = tuple[int, str, bytes]
+"""Status, content type, body; status 0 closes the connection without a word."""
+
+
+@contextmanager
+def pretending(answers: Iterator[Answer]) -> Generator[str]:
+    """The URL of something that answers HTTP, whatever is asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            status, content_type, body = next(answers)
+            if status:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        do_GET = do_POST = answer  # noqa: N815  http.server's names
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  as above
+            """Nothing: the standard error is the tests' own."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.server_port}"
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+OTHERS: dict[str, Answer] = {
+    "a page": (200, "text/html", b"<!doctype html><p>It works!</p>"),
+    "a list": (200, "application/json", b"[1, 2]"),
+    "no content": (204, "text/plain", b""),
+    "another object": (200, "application/json", b'{"status": "ok"}'),
+    "another's problem": (404, "application/json", b'{"message": "no route"}'),
+    "a way elsewhere": (307, "text/html", b""),
+    "a gateway that is out of order": (503, "text/html", b"<p>503</p>"),
+    "a closed connection": (0, "", b""),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_is_no_tiroir_service_is_told_in_one_line(other: str) -> None:
+    with pretending(repeat(OTHERS[other])) as url:
+        assert_refused(command("layout", "--url", url))
+
+
+def test_a_rebuild_by_what_is_no_tiroir_service_is_refused_in_one_line() -> None:
+    with pretending(repeat(OTHERS["another object"])) as url:
+        assert_refused(command("rebuild", "--threshold", "7", "--url", url))
+
+
+def operation(status: str, phase: str | None = None) -> Answer:
+    result = {"bands": 4, "threshold": 7, "before": {"bands": 4, "threshold": 3}, "changed": True}
+    body = {
+        "id": 12,
+        "kind": "rebuild",
+        "status": status,
+        "parameters": {},
+        "progress": {"phase": phase, "done": 0, "total": None},
+        "result": result if status == "succeeded" else None,
+        "error": None,
+    }
+    return 202 if status == "queued" else 200, "application/json", json.dumps(body).encode()
+
+
+PROBLEM = json.dumps({"code": "database_unavailable", "status": 503, "detail": "the database can't be reached"})
+PAUSES: dict[str, Answer] = {
+    "the database is away": (503, "application/problem+json", PROBLEM.encode()),
+    "the service is away": (0, "", b""),
+    "the gateway finds no service": (502, "text/html", b"<p>Bad Gateway</p>"),
+    "the gateway waits for a service": (503, "text/html", b"<p>Service Unavailable</p>"),
+}
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+def test_who_waits_has_patience(pause: str) -> None:
+    with pretending(
+        chain(
+            [operation("queued"), operation("running", "copying")], [PAUSES[pause]] * 2, repeat(operation("succeeded"))
+        )
+    ) as url:
+        ended = command("rebuild", "--threshold", "7", "--url", url)
+    assert (ended.status, ended.errors) == (0, "")
+    assert ended.output.splitlines() == ["rebuild 12 is queued", "copying", "4 bands, threshold 7 (before: 4, 3)"]
+
+
+def test_patience_is_not_for_a_service_that_has_lost_the_operation() -> None:
+    gone = (404, "application/problem+json", b'{"code": "operation_not_found", "detail": "there is no rebuild 12"}')
+    with pretending(chain([operation("queued")], repeat(gone))) as url:
+        assert failure(command("rebuild", "--threshold", "7", "--url", url)) == "there is no rebuild 12"
+
+
+# A terminal
+
+
+def on_a_terminal(*arguments: str, **settings: int) -> tuple[int, str]:
+    """The exit status, and all that was written to the terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        (sys.executable, "-m", "app.cli", *arguments),
+        cwd=ROOT,
+        env=Service((), **settings).environment | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    written = b""
+    with suppress(OSError):  # that is how a terminal ends on Linux, when the last program has closed it
+        while piece := os.read(ours, 65_536):
+            written += piece
+    os.close(ours)
+    return process.wait(PATIENCE), written.decode()
+
+
+def test_who_waits_at_a_terminal_sees_a_bar(served: Service) -> None:
+    status, written = on_a_terminal("rebuild", "--threshold", "3", "--bands", "4", "--force", port=served.port)
+    assert status == 0, written
+    assert "\x1b[" in written
+    assert "━" in written
+    assert "waiting" in written
+    assert "4 bands, threshold 3" in written
+
+
+def test_a_failure_at_a_terminal_is_one_line_too() -> None:
+    port = free_port()
+    status, written = on_a_terminal("layout", port=port)
+    assert status == 1
+    assert written.startswith(f"tiroir: no answer from http://127.0.0.1:{port}: ")
+    assert written.count("\n") == 1
+
+
+# The worker
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_works_until_a_signal_comes(held: Service, number: signal.Signals) -> None:
+    threshold = str(10 + number)
+    process = start("rebuild", "--threshold", threshold, "--bands", "4", port=held.port)
+    waits(process)
+    with working(database_url=held.environment["TIROIR_DATABASE_URL"], layout_grace=0) as worker:
+        ended = end(process)
+        assert (ended.status, ended.errors) == (0, "")
+        assert ended.output.splitlines()[-1].startswith(f"4 bands, threshold {threshold} (before: 4, ")
+        assert worker.stop(number) == 0
+    assert "Traceback" not in worker.log
+    assert "out of reach" not in worker.log
+
+
+def test_what_one_worker_leaves_another_finishes(held: Service) -> None:
+    process = start("rebuild", "--threshold", "5", "--bands", "4", "--force", port=held.port)
+    waits(process)
+    dsn = held.environment["TIROIR_DATABASE_URL"]
+    with working(database_url=dsn, layout_grace=3600) as first:
+        eventually(lambda: operations(held)[0]["progress"]["phase"] == "waiting")
+        assert first.stop() == 0
+    assert "Traceback" not in first.log
+    assert operations(held)[0]["status"] == "running"
+    with working(database_url=dsn, layout_grace=0):
+        ended = end(process)
+    assert (ended.status, ended.errors) == (0, "")
+    assert execute(dsn, "SELECT runs FROM operation ORDER BY id DESC LIMIT 1") == [(2,)]
+    assert execute(dsn, "SELECT state FROM band_layout") == [("active",)]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://tiroir:secret%23pass@127.0.0.1:1/tiroir",
+        "postgresql://tiroir:sec@ret#pass@127.0.0.1/tiroir",
+    ],
+)
+def test_a_worker_that_can_not_start_says_why_without_the_password(url: str) -> None:
+    message = assert_refused(command("worker", database_url=url))
+    assert "pass" not in message.replace("the password", "").replace("user:password@", "")
+    assert "ret#" not in message
+
+
+def test_a_worker_with_a_wrong_setting_says_which(short_path: Path) -> None:
+    message = assert_refused(command("worker", data_dir=str(short_path), layout_grace=-1))
+    assert message.startswith("TIROIR_LAYOUT_GRACE: ")
