@@ -38,6 +38,8 @@ def log_configuration(settings: Settings) -> dict[str, Any]:
             # It warns of each pipeline and each statement that we break off ourselves.
             "psycopg": {"level": "ERROR"},
             "psycopg.pool": {"level": "WARNING"},
+            # It tells of an outage by tracebacks; app.service.queue does in a line.
+            "procrastinate": {"level": "CRITICAL"},
             "uvicorn": {"level": level},
             # uvicorn's access log writes whole URLs, with the texts and keys in them; app.api.gate writes routes.
             "uvicorn.access": {"level": "CRITICAL"},

@@ -17,9 +17,10 @@ from psycopg import AsyncConnection, Error
 
 from app.core.cost import Likeness, Profile, likeness, uniform
 from app.core.errors import TiroirError
+from app.core.layout import Layout
 from app.core.model import Collection, StoredLayout
 from app.store import documents, layouts
-from app.store.database import Database
+from app.store.database import Database, UnexpectedDatabaseError
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +62,13 @@ class Profiles:
     def __init__(self, database: Database, tasks: TaskGroup) -> None:
         self._database = database
         self._tasks = tasks
-        self._known: dict[tuple[int, int], _Known] = {}
+        self._known: dict[tuple[int, Layout, int], _Known] = {}
 
     async def of(self, connection: AsyncConnection, stored: StoredLayout, collection: Collection) -> Profile:
         """The size is a few seconds old at most, and the planner's estimate; the likeness comes later."""
         now = time.monotonic()
-        key = (stored.id, collection.id)
+        # The bands too: an id may come back, where a server that crashed has set its sequence back.
+        key = (stored.id, stored.layout, collection.id)
         known = self._known.get(key)
         if known is None or known.size_until < now:
             size = await layouts.estimate(connection, stored, collection.id)
@@ -85,7 +87,11 @@ class Profiles:
         try:
             async with self._database.connection() as connection:
                 sampled = await documents.sample(connection, collection.id, size=known.size, most=SAMPLE)
-        except (TiroirError, Error) as error:  # the database is away, the layout is gone, or it takes too long
+        except (
+            TiroirError,
+            UnexpectedDatabaseError,
+            Error,
+        ) as error:  # the database is away, the layout is gone, or it takes too long
             known.sampled_until = time.monotonic() + _ANOTHER_TRY_SECONDS
             _log.info("no sample of collection %d: %s", collection.id, type(error).__name__)
             return

@@ -31,6 +31,7 @@ _TASK = "operation"
 
 # A rebuild runs for hours; an audit needn't wait for it.
 _AT_ONCE = 2
+_POLL_SECONDS = 1.0
 _ATTEND_SECONDS = 5.0
 _BEGIN_ANEW_SECONDS = 1.0
 _PATIENCE_SECONDS = 2.0
@@ -99,6 +100,9 @@ class Queue:
                 concurrency=_AT_ONCE,
                 install_signal_handlers=False,
                 delete_jobs=DeleteJobCondition.ALWAYS,
+                # Its listener has a connection of its own, and ends with it; asking once a second survives all.
+                listen_notify=False,
+                fetch_job_polling_interval=_POLL_SECONDS,
                 shutdown_graceful_timeout=0,
             )
 

@@ -47,6 +47,8 @@ _COMMON_OPTIONS = {
 
 # An operation's session is idle only while its process is stopped: PostgreSQL ends it, and another process goes on.
 _OPERATION_IDLE_SECONDS = 60.0
+# In a transaction it holds what writes may wait for.
+_OPERATION_IDLE_IN_TRANSACTION_SECONDS = 5.0
 # A statement whose process was killed is broken off, not finished for nobody.
 _CONNECTION_CHECK_SECONDS = 1.0
 
@@ -126,7 +128,7 @@ async def connect_for_operation(conninfo: str, settings: Settings) -> AsyncConne
         "enable_hashagg": "off",
         "client_connection_check_interval": _milliseconds(_CONNECTION_CHECK_SECONDS),
         "idle_session_timeout": _milliseconds(_OPERATION_IDLE_SECONDS),
-        "idle_in_transaction_session_timeout": _milliseconds(_OPERATION_IDLE_SECONDS),
+        "idle_in_transaction_session_timeout": _milliseconds(_OPERATION_IDLE_IN_TRANSACTION_SECONDS),
     }
     parameters = _connection(conninfo, settings, "tiroir operation") | _session(conninfo, options)
     return await AsyncConnection.connect(conninfo, **parameters)

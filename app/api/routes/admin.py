@@ -57,7 +57,7 @@ async def _page(services: Services, kind: OperationKind, parameters: OperationPa
 
 def _decoded(given: str) -> int:
     last = cursor.decode(given)
-    if not (last.isascii() and last.isdecimal() and 0 < int(last) <= MAX_ID):
+    if not (last.isascii() and last.isdecimal() and len(last) <= len(str(MAX_ID)) and 0 < int(last) <= MAX_ID):
         raise InvalidInputError("not a cursor that a page gave", pointer="/cursor")
     return int(last)
 
