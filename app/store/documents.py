@@ -15,7 +15,7 @@ from app.store.named_sql import load
 
 _SQL = load("documents.sql")
 
-# A sample that comes out this many times as large as it should be is drawn anew, thinner.
+# A sample that comes out this many times as large as is wanted is drawn anew, thinner.
 _TOO_MANY = 8
 
 
@@ -112,7 +112,7 @@ async def sample(connection: AsyncConnection, collection_id: int, *, size: int, 
 
     Reads an index of the collection: 0.1 s a million documents.
     """
-    one_in = 1 << max(0, (size // most).bit_length() - 1)
+    one_in = 1 << max(0, (size // (2 * most)).bit_length() - 1)  # two to four times as many as are wanted
     while True:
         values = {
             "collection_id": collection_id,
@@ -121,9 +121,12 @@ async def sample(connection: AsyncConnection, collection_id: int, *, size: int, 
             "limit": _TOO_MANY * most,
         }
         rows = await (await connection.execute(_SQL["sample"], values)).fetchall()
-        if len(rows) < _TOO_MANY * most:
+        if len(rows) >= _TOO_MANY * most:
+            one_in *= _TOO_MANY  # the size was an estimate, and far too low
+        elif len(rows) < most and one_in > 1:
+            one_in //= 2
+        else:
             return [simhash for (simhash,) in random.sample(rows, min(most, len(rows)))]
-        one_in *= _TOO_MANY  # the size was an estimate, and far too low
 
 
 async def scan(
