@@ -179,7 +179,7 @@ def test_the_previous_release_goes_on_writing_on_the_new_schema(previous: str) -
     One thing it can't: it doesn't say that a fingerprint may have the highest bit, so that is refused (CHANGELOG).
     """
     migrate(previous, connect_timeout=10)
-    refused: list[int] = []
+    refused: list[int | None] = []
     with psycopg.connect(previous, autocommit=True) as connection:
         for bits, simhashes in STORED.items():
             for number, simhash in enumerate(simhashes):
