@@ -21,6 +21,10 @@ _PATIENCE_SECONDS = 60.0
 _Object = TypeAdapter(dict[str, Any])
 
 _UNFINISHED = ("queued", "running")
+_OPERATION = frozenset({"id", "kind", "status", "progress", "result", "error"})
+_LAYOUT = frozenset({"bands", "widths", "threshold", "table", "rows", "bytes", "fullest_buckets", "costs", "layouts"})
+# A service that starts or is busy, or a proxy before one that is away.
+_UNAVAILABLE = (502, 503, 504)
 
 
 class ServiceError(TiroirError):
@@ -80,7 +84,7 @@ class Administration:
     def layout(self) -> None:
         """ServiceError where it can't be had."""
         with self._client() as client:
-            layout = _answer(client.get("/v1/admin/layout"))
+            layout = _answer(client.get("/v1/admin/layout"), _LAYOUT)
         widths = ", ".join(map(str, layout["widths"]))
         self._console.print(
             f"{layout['bands']} bands of {widths} bits in table {layout['table']}: "
@@ -114,13 +118,13 @@ class Administration:
 
     def _operate(self, kind: str, body: Mapping[str, Any], *, wait: bool) -> dict[str, Any]:
         with self._client() as client:
-            operation = _answer(client.post(f"/v1/admin/{kind}", json=body))
+            operation = _operation(client.post(f"/v1/admin/{kind}", json=body))
             self._console.print(f"{operation['kind']} {operation['id']} is {operation['status']}")
             if wait:
                 operation = self._wait(client, f"/v1/admin/{kind}/{operation['id']}", operation)
         if operation["status"] in ("failed", "canceled"):
-            reason = operation["error"] or "somebody canceled it"
-            raise OperationEndedError(f"{operation['kind']} {operation['id']} has {operation['status']}: {reason}")
+            how = "was canceled" if operation["status"] == "canceled" else f"has failed: {operation['error']}"
+            raise OperationEndedError(f"{operation['kind']} {operation['id']} {how}")
         return operation
 
     def _wait(self, client: Client, path: str, operation: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +150,7 @@ class Administration:
                     bars.update(bar, total=progress["total"], completed=progress["done"])
                 time.sleep(_POLL_SECONDS)
                 try:
-                    operation = _answer(client.get(path))
+                    operation = _operation(client.get(path))
                     heard = time.monotonic()
                 except (HTTPError, UnavailableServiceError):
                     if time.monotonic() - heard > _PATIENCE_SECONDS:
@@ -171,25 +175,38 @@ class _Client:
         try:
             self._client = Client(base_url=self._url, timeout=_TIMEOUT_SECONDS)
         except InvalidURL:
-            raise ServiceError(f"{self._url} is no URL of a service") from None
+            raise ServiceError(f"{_shown(self._url)} is no URL of a service") from None
         return self._client
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._client.close()
         if isinstance(error, HTTPError):
-            raise ServiceError(f"no answer from {self._url}: {error or type(error).__name__}. Is it running?") from None
+            raise ServiceError(
+                f"no answer from {_shown(self._url)}: {error or type(error).__name__}. Is it running?"
+            ) from None
 
 
-def _answer(response: Response) -> dict[str, Any]:
+def _operation(response: Response) -> dict[str, Any]:
+    return _answer(response, _OPERATION)
+
+
+def _answer(response: Response, members: frozenset[str]) -> dict[str, Any]:
+    """The JSON object of an answer, which has these members; a ServiceError for all else."""
     try:
         answer = _Object.validate_json(response.content)
     except ValidationError:
-        raise ServiceError(
-            f"status {response.status_code} and no JSON from {response.url}: is it a Tiroir service?"
-        ) from None
-    if response.is_success:
+        answer = {}
+    unavailable = response.status_code in _UNAVAILABLE
+    if response.is_success and members <= answer.keys():
         return answer
-    detail = answer.get("detail", response.status_code)
-    if response.status_code == 503:
-        raise UnavailableServiceError(str(detail))
-    raise ServiceError(str(detail))
+    if response.is_success or "detail" not in answer:
+        kind = UnavailableServiceError if unavailable else ServiceError
+        raise kind(f"status {response.status_code} from {_shown(str(response.url))}: is it a Tiroir service?")
+    raise (UnavailableServiceError if unavailable else ServiceError)(str(answer["detail"]))
+
+
+def _shown(url: str) -> str:
+    """Without the user and the password that it may hold."""
+    scheme, separator, rest = url.rpartition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"

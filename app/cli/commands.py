@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from app.cli.administration import administration
-from app.cli.server import export, serve, work
 from app.core.errors import TiroirError
 from app.settings import Settings
 
@@ -59,6 +58,8 @@ def _serve(
     Settings are environment variables (docs/settings.md); these options win over them.
     """
     given = {name: value for name, value in locals().items() if value is not None}
+    from app.cli.server import export, serve  # noqa: PLC0415  two seconds that the other commands need not wait
+
     export(given)
     serve(_settings(given))
 
@@ -69,6 +70,8 @@ def _worker() -> None:
 
     On the same TIROIR_DATABASE_URL, or the same embedded PostgreSQL.
     """
+    from app.cli.server import work  # noqa: PLC0415  as above
+
     work(_settings({}))
 
 

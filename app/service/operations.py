@@ -83,5 +83,5 @@ class Operations:
             return canceled
         found = await self.get(kind, operation_id)
         if found.finished_at is not None:
-            raise NotCancelableError(f"{kind} {operation_id} has {found.status} already")
+            raise NotCancelableError(f"{kind} {operation_id} is {found.status} already")
         raise NotCancelableError(f"{kind} {operation_id} has switched to its bands already, and only cleans up")
