@@ -46,7 +46,13 @@ class Server:
 
     def create(self, name: str, template: str = _TEMPLATE) -> str:
         """The connection string of a new database."""
-        self.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+        # Copying the files is several times faster than the default of the versions that have another.
+        strategy = sql.SQL("STRATEGY FILE_COPY" if self.version >= 15 else "")
+        self.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {} {}").format(
+                sql.Identifier(name), sql.Identifier(template), strategy
+            )
+        )
         return self.postgres.dsn(name)
 
     def drop(self, name: str) -> None:

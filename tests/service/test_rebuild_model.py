@@ -56,7 +56,7 @@ SECONDS = 30  # in which whatever is waited for must come
 COPYING = ["planning", "creating", "copying"]
 COPIED = ["indexing", "vacuuming", "verifying", "switching"]  # the new table must hold all there is
 SWITCHED = ["waiting", "dropping"]  # it can't be canceled any more
-PHASES = [*COPYING, *COPIED, *SWITCHED, "the end"]
+PHASES = [*COPYING, *COPIED, *SWITCHED]
 
 NAMES = ("first", "second", "third")
 SIZES = (8, 63, 64)  # bits of a collection's fingerprints
@@ -76,6 +76,7 @@ fingerprints = st.builds(
 )
 
 phases = st.sampled_from(PHASES)
+maybe_phases = st.sampled_from([None, *PHASES])
 written = fingerprints | st.none()  # None: as it is stored
 
 _numbers = count()
@@ -223,6 +224,9 @@ class Worker:
         """To where the phase begins; where that is behind, to the next one, or to the end."""
         begun = self._phase()
         await self._go_on(lambda: begun != self._phase() and self._phase() >= PHASES.index(phase))
+
+    async def finish(self) -> None:
+        await self._go_on(bool)
 
     def _phase(self) -> int:
         assert self._progress is not None
@@ -491,6 +495,11 @@ class RebuildMachine(RuleBasedStateMachine):
         self.be_at_work()
         self.move(self.worker.reach, phase)
 
+    @step()
+    def finish_the_rebuild(self) -> None:
+        self.be_at_work()
+        self.move(self.worker.finish)
+
     @step(2, by=served_by, name=names, key=keys, simhash=written, phase=phases)
     def reach_during_a_write(self, by: int, name: str, key: str, simhash: int | None, phase: str) -> None:
         """The write has seen the layouts already when it is held up, and has written nothing yet."""
@@ -507,8 +516,11 @@ class RebuildMachine(RuleBasedStateMachine):
         moving.result()
         self.see_whether_it_has_ended()
 
-    @step(2, after=st.integers(0, 8) | st.integers(9, 25))
-    def crash(self, after: int) -> None:
+    @step(3, phase=maybe_phases, after=st.integers(0, 8) | st.integers(9, 25))
+    def crash(self, phase: str | None, after: int) -> None:
+        """From where it stands, or from where the phase begins."""
+        if phase is not None:
+            self.reach(phase)
         self.be_at_work()
         self.move(self.worker.crash, after)
 
@@ -550,7 +562,7 @@ class RebuildMachine(RuleBasedStateMachine):
             with pytest.raises(RebuildRunningError):
                 self.ask(next(self.plans))
 
-    @step(2, phase=st.sampled_from([None, *COPYING, *COPIED, *SWITCHED]))
+    @step(2, phase=maybe_phases)
     def cancel(self, phase: str | None) -> None:
         """Whatever there is, or one that has come to the phase."""
         if phase is not None:
@@ -664,7 +676,7 @@ class RebuildMachine(RuleBasedStateMachine):
     def finish(self) -> None:
         if self.rebuild is not None:
             self.be_at_work()
-            self.move(self.worker.reach, "the end")
+            self.move(self.worker.finish)
         assert self.rebuild is None
         self.layouts_are_in_order()
         self.nothing_is_lost()
