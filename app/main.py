@@ -1,7 +1,7 @@
 """Builds the application."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TypedDict
 
 from fastapi import FastAPI
@@ -21,11 +21,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[State]:
-        async with process(chosen) as opened:
-            if not chosen.run_operations:
-                yield {"services": opened.services}
-                return
-            async with opened.working():
-                yield {"services": opened.services}
+        async with process(chosen) as opened, opened.working() if chosen.run_operations else nullcontext():
+            yield {"services": opened.services}
 
     return build(chosen, lifespan)

@@ -62,9 +62,8 @@ def upgrade() -> None:
     op.execute("""
         ALTER TABLE document ADD CONSTRAINT document_simhash_check CHECK (
             CASE WHEN bits = 64 THEN true WHEN simhash < 0 THEN false ELSE simhash >> bits = 0 END
-        ) NOT VALID
+        )
     """)
-    op.execute("ALTER TABLE document VALIDATE CONSTRAINT document_simhash_check")
 
 
 def downgrade() -> None:

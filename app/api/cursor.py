@@ -1,9 +1,13 @@
-"""Cursors: opaque to the client, to us the last name or key of a page."""
+"""Cursors: opaque to the client, to us the last name, key or number of a page."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error
+from collections.abc import Callable
+from typing import TypeVar
 
 from app.core.errors import InvalidInputError
+
+T = TypeVar("T")
 
 
 def encode(last: str) -> str:
@@ -19,5 +23,28 @@ def decode(cursor: str | None) -> str:
     except (Error, ValueError):
         last = "\0"
     if "\0" in last or encode(last) != cursor:
-        raise InvalidInputError("not a cursor that a page gave", pointer="/cursor")
+        raise _not_ours()
     return last
+
+
+def decode_number(cursor: str | None, most: int) -> int:
+    """The number that the page comes before; `most` + 1 is after all. InvalidInputError as above."""
+    if cursor is None:
+        return most + 1
+    last = decode(cursor)
+    if not (last.isascii() and last.isdecimal() and len(last) <= len(str(most)) and 0 < int(last) <= most):
+        raise _not_ours()
+    return int(last)
+
+
+def _not_ours() -> InvalidInputError:
+    return InvalidInputError("not a cursor that a page gave", pointer="/cursor")
+
+
+def cut(found: list[T], limit: int, last: Callable[[T], str]) -> tuple[list[T], str | None]:
+    """The page, of what was found when one more than `limit` was asked for, and the cursor of the next, if any.
+
+    `last` is what a cursor holds of the last item of a page.
+    """
+    page = found[:limit]
+    return page, encode(last(page[-1])) if len(found) > len(page) else None

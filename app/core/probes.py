@@ -25,7 +25,6 @@ class ProbePlan:
     threshold: int
     radii: tuple[int, ...]  # one a band; NOT_PROBED: not looked up
     probes_by_band: tuple[int, ...]  # values looked up
-    share: float  # of uniform fingerprints, how many the probes read; those that several bands find count for each
 
     @property
     def probes(self) -> int:
@@ -60,7 +59,6 @@ def plan_probes(layout: Layout, bits: int, threshold: int) -> ProbePlan:
         threshold=threshold,
         radii=tuple(radii),
         probes_by_band=tuple(counts),
-        share=sum(probes / (1 << width) for probes, width in zip(counts, widths, strict=True)),
     )
 
 

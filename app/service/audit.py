@@ -1,7 +1,6 @@
 """The audit: lookups near stored fingerprints, compared with the full scan, on the user's own data."""
 
 import time
-from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
 from psycopg import AsyncConnection
@@ -17,24 +16,19 @@ _REPORT_SECONDS = 0.5
 _ATTEMPTS = 4
 
 
-@dataclass
-class _Tally:
-    compared: list[Compared] = field(default_factory=list[Compared])
-
-    def result(self, threshold: int, bands: int) -> dict[str, Json]:
-        compared = self.compared
-        return {
-            "lookups": len(compared),
-            "threshold": threshold,
-            "bands": bands,
-            "misses": sum(each.missed for each in compared),
-            "invented": sum(each.invented for each in compared),
-            "matches": sum(each.matches for each in compared),
-            "probed": sum(each.probed for each in compared),
-            "candidates": _summary([float(each.candidates) for each in compared]),
-            "lookup_ms": _summary([each.lookup_seconds * 1000 for each in compared]),
-            "scan_ms": _summary([each.scan_seconds * 1000 for each in compared]),
-        }
+def _result(compared: list[Compared], threshold: int, bands: int) -> dict[str, Json]:
+    return {
+        "lookups": len(compared),
+        "threshold": threshold,
+        "bands": bands,
+        "misses": sum(each.missed for each in compared),
+        "invented": sum(each.invented for each in compared),
+        "matches": sum(each.matches for each in compared),
+        "probed": sum(each.probed for each in compared),
+        "candidates": _summary([float(each.candidates) for each in compared]),
+        "lookup_ms": _summary([each.lookup_seconds * 1000 for each in compared]),
+        "scan_ms": _summary([each.scan_seconds * 1000 for each in compared]),
+    }
 
 
 def _summary(values: list[float]) -> Json:
@@ -62,15 +56,15 @@ class Audit:
         assert isinstance(threshold, int)  # noqa: S101  the row says what we wrote
         assert isinstance(self._sample, int)  # noqa: S101  as above
         queries = await choose_queries(self._session, self._sample, threshold)
-        tally = _Tally()
+        compared: list[Compared] = []
         reported = 0.0
         for done, query in enumerate(queries):
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
                 await self._progress.report("comparing", done=done, total=len(queries))
-            tally.compared += await self._compare(query, threshold)
+            compared += await self._compare(query, threshold)
         await self._progress.report("comparing", done=len(queries), total=len(queries))
-        return tally.result(threshold, len((await layouts.active(self._session)).layout.bands))
+        return _result(compared, threshold, len((await layouts.active(self._session)).layout.bands))
 
     async def _compare(self, query: Query, threshold: int) -> list[Compared]:
         """Nothing where the collection is gone. A rebuild may switch, and drop a table, at any moment."""

@@ -7,7 +7,7 @@ from anyio import to_thread
 from app.core.cost import Cost, cheapest_bands, costs_by_bands, grown, mean_costs
 from app.core.model import StoredLayout
 from app.core.probes import plan_probes
-from app.service.catalog import Catalog
+from app.service.catalog import Catalog, Layouts
 from app.service.rebuild import sample_collections
 from app.store import layouts
 from app.store.database import Database
@@ -48,8 +48,8 @@ class LayoutReports:
 
     async def _report(self) -> LayoutReport:
         async with self._database.connection() as connection:
-            live = await layouts.live(connection)
-            active = next(stored for stored in live if stored.state == "active")
+            known = Layouts(await layouts.live(connection))
+            active = known.active
             rows = await layouts.count(connection, active)
             table_bytes = await layouts.table_bytes(connection, active)
             buckets = await layouts.fullest_buckets(connection, active, _BUCKETS)
@@ -66,4 +66,4 @@ class LayoutReports:
             )
             for index, threshold in enumerate(THRESHOLDS)
         ]
-        return LayoutReport(active, live, rows, table_bytes, buckets, costs)
+        return LayoutReport(active, known.live, rows, table_bytes, buckets, costs)

@@ -52,8 +52,7 @@ class Operations:
                         "this Idempotency-Key came with another request before", pointer="/Idempotency-Key"
                     )
                 return earlier
-        running = await operations.unfinished(connection, OperationKind.REBUILD)
-        if kind is OperationKind.REBUILD and running is not None:
+        if kind is OperationKind.REBUILD and (running := await operations.unfinished(connection, kind)) is not None:
             raise RebuildRunningError(
                 f"rebuild {running.id} is {running.status}: wait for it, or cancel it", operation_id=running.id
             )

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import numpy as np
 from anyio import to_thread
@@ -184,7 +185,7 @@ class Rebuild:
 
     async def _require_structure(self, building: StoredLayout) -> None:
         try:
-            await layouts.require_as_described(self._session, building, with_indexes=True)
+            await layouts.require_as_described(self._session, replace(building, state="active"))  # as it is to be
         except StartupError as error:
             raise OperationFailedError(str(error)) from None
 

@@ -175,14 +175,12 @@ async def estimate(connection: AsyncConnection, layout: StoredLayout, collection
     return int(row[0][0]["Plan"]["Plan Rows"])
 
 
-async def require_as_described(
-    connection: AsyncConnection, layout: StoredLayout, *, with_indexes: bool | None = None
-) -> None:
+async def require_as_described(connection: AsyncConnection, layout: StoredLayout) -> None:
     """Raises StartupError unless the table has exactly the band columns and indexes of its layout.
 
     A column that cuts elsewhere than the probes do would miss fingerprints without a word. Migration tools don't see
     a changed generation expression; PostgreSQL's own rendering of the right one does. The indexes of a layout that is
-    being built come last, and nobody reads it before: unless the caller asks, it needs none.
+    being built come last, and nobody reads it before: it needs none.
     """
     async with connection.transaction():
         await connection.execute(bands.create_expected(layout.layout))
@@ -203,5 +201,5 @@ async def require_as_described(
         )
     covered = [columns for columns, _ in indexes]
     missing = [band.column for band in layout.layout.bands if ["collection_id", band.column, "simhash"] not in covered]
-    if missing and (layout.state != "building" if with_indexes is None else with_indexes):
+    if missing and layout.state != "building":
         raise StartupError(f"table {layout.table} has no valid covering index on {', '.join(missing)}: rebuild it")

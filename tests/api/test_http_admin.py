@@ -698,7 +698,8 @@ async def test_an_explained_lookup_says_what_was_expected_of_it(client: AsyncCli
         expected = plan["expected"]
         assert set(expected) == {"candidates", "probing_us", "scan_us"}
         assert all(isinstance(value, int) for value in expected.values())
-        share = plan_probes(cut(4), 63, threshold).share
+        probes = zip(plan_probes(cut(4), 63, threshold).probes_by_band, cut(4).bands, strict=True)
+        share = sum(values / 2 ** band.live_width(63) for values, band in probes)
         assert abs(expected["candidates"] - 400 * share) <= 0.51
         assert plan["scan"] == (expected["probing_us"] > max(expected["scan_us"], ALWAYS_PROBE_BELOW))
     assert plan["scan"]

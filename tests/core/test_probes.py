@@ -28,6 +28,7 @@ from oracles import (
     signed,
 )
 
+from app.core.cost import Profile, cost, uniform
 from app.core.layout import Layout, cut
 from app.core.probes import NOT_PROBED, ProbePlan, plan_probes
 
@@ -174,7 +175,7 @@ def test_counts_and_shares_are_those_of_balls_at_every_width_and_threshold(bands
         assert list(plan.probes_by_band) == expected
         assert plan.probes == sum(expected)
         read = [Fraction(count, 2**width) for count, width in zip(expected, live_widths(plan), strict=True)]
-        assert plan.share == pytest.approx(float(sum(read)))
+        assert cost(plan, Profile(1, uniform(plan.layout, bits))).candidates == pytest.approx(float(sum(read)))
 
 
 @pytest.mark.parametrize("threshold", [*range(13), 20, 40, 63])

@@ -378,7 +378,7 @@ async def assert_rebuilt(
     assert set(rows_of(connection, table)) >= expected.fingerprints()
     async with process(settings) as fresh:  # one that remembers nothing, and that checks the bands when it starts
         async with fresh.database.connection() as pooled:
-            await layouts.require_as_described(pooled, await layouts.active(pooled), with_indexes=True)
+            await layouts.require_as_described(pooled, await layouts.active(pooled))
         await assert_exact(fresh.services, expected, thresholds=(0, threshold, 12))
         if expected.documents:
             assert await default_threshold(fresh.services, next(iter(expected.documents))) == threshold

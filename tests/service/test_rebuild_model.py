@@ -690,7 +690,7 @@ class RebuildMachine(RuleBasedStateMachine):
     async def require_all_indexes(self) -> None:
         async with self.working.process.database.connection() as connection:
             for stored in self.layouts():
-                await layouts.require_as_described(connection, stored, with_indexes=True)
+                await layouts.require_as_described(connection, stored)
 
 
 @pytest.mark.long

@@ -16,7 +16,6 @@ from app.api.admin_schemas import (
     OperationPageParameters,
 )
 from app.api.routing import NO_PARAMETERS, JsonRoute, ServicesOfProcess, problems
-from app.core.errors import InvalidInputError
 from app.core.model import Json, OperationKind
 from app.runtime import Services
 
@@ -46,20 +45,10 @@ async def _begin(
 
 
 async def _page(services: Services, kind: OperationKind, parameters: OperationPageParameters) -> OperationPage:
-    before = MAX_ID + 1 if parameters.cursor is None else _decoded(parameters.cursor)
+    before = cursor.decode_number(parameters.cursor, MAX_ID)
     found = await services.operations.page(kind, before=before, limit=parameters.limit + 1)
-    page = found[: parameters.limit]
-    return OperationPage(
-        items=[OperationAnswer.of(operation) for operation in page],
-        next_cursor=cursor.encode(str(page[-1].id)) if len(found) > len(page) else None,
-    )
-
-
-def _decoded(given: str) -> int:
-    last = cursor.decode(given)
-    if not (last.isascii() and last.isdecimal() and len(last) <= len(str(MAX_ID)) and 0 < int(last) <= MAX_ID):
-        raise InvalidInputError("not a cursor that a page gave", pointer="/cursor")
-    return int(last)
+    page, following = cursor.cut(found, parameters.limit, lambda operation: str(operation.id))
+    return OperationPage(items=[OperationAnswer.of(operation) for operation in page], next_cursor=following)
 
 
 @router.get("/layout", responses=problems(), dependencies=[NO_PARAMETERS])

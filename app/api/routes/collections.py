@@ -37,10 +37,10 @@ async def list_collections(
     """Collections in the order of their names."""
     after = cursor.decode(parameters.cursor)
     found = await services.collections.page(after=after, limit=parameters.limit + 1)
-    page = found[: parameters.limit]
+    page, following = cursor.cut(found, parameters.limit, lambda collection: collection.name)
     return CollectionPage(
         items=[CollectionAnswer(**CollectionAnswer.members(collection)) for collection in page],
-        next_cursor=cursor.encode(page[-1].name) if len(found) > len(page) else None,
+        next_cursor=following,
     )
 
 

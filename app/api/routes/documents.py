@@ -95,11 +95,8 @@ async def list_documents(
     """Documents in the order of their keys (bytewise)."""
     after = cursor.decode(parameters.cursor)
     found = await services.documents.page(collection, after=after, limit=parameters.limit + 1)
-    page = found[: parameters.limit]
-    return DocumentPage(
-        items=[DocumentAnswer.of(collection, document) for document in page],
-        next_cursor=cursor.encode(page[-1].key) if len(found) > len(page) else None,
-    )
+    page, following = cursor.cut(found, parameters.limit, lambda document: document.key)
+    return DocumentPage(items=[DocumentAnswer.of(collection, document) for document in page], next_cursor=following)
 
 
 @router.put("/documents/{key:key}", responses=_CREATED | problems(400, 413, 415))
