@@ -21,7 +21,7 @@ OperationId = Annotated[int, Field(ge=1, le=MAX_ID, examples=[1]), BeforeValidat
 class NewRebuild(Request):
     model_config = ConfigDict(json_schema_extra={"examples": [{"threshold": 7}]})
 
-    threshold: Threshold
+    threshold: Annotated[Threshold, Field(description="0 to 63: the new default of lookups that name none.")]
     bands: int | None = Field(
         default=None,
         ge=MIN_BANDS,

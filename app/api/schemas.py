@@ -432,7 +432,7 @@ class IndexAnswer(Answer):
 
 
 class ExpectedAnswer(Answer):
-    """What the cost model thinks beforehand; the cheaper way is taken."""
+    """What the cost model thinks beforehand. The cheaper way is taken, probing always where it takes under 1 ms."""
 
     candidates: int = Field(description="Rows that the probes would read.")
     probing_us: int = Field(description="Microseconds by probing, on one core of the machine that it was fitted on.")

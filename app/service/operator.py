@@ -98,7 +98,7 @@ class Operator:
             status = OperationStatus.CANCELED if error is None else OperationStatus.FAILED
             await work.undo()
             await operations.finish(session, operation.id, status, error=error)
-        _log.info("%s %d has %s%s", operation.kind, operation.id, status, "" if error is None else f": {error}")
+        _log.info("%s %d is %s%s", operation.kind, operation.id, status, "" if error is None else f": {error}")
 
     async def _run(
         self, session: AsyncConnection, operation: Operation, work: Work
