@@ -12,10 +12,13 @@ from app.postgres.binaries import best_binaries
 from app.postgres.embedded import EmbeddedPostgres
 from app.service import profiles
 from app.service.audit import Audit
+from app.service.background import working
 from app.service.catalog import Catalog
 from app.service.collections import Collections
 from app.service.documents import Documents
 from app.service.health import Health
+from app.service.housekeeping import Housekeeping
+from app.service.imports import Imports
 from app.service.layout_report import LayoutReports
 from app.service.near_duplicates import NearDuplicates
 from app.service.operations import Operations
@@ -34,6 +37,7 @@ class Services:
 
     collections: Collections
     documents: Documents
+    imports: Imports
     near_duplicates: NearDuplicates
     operations: Operations
     layout_reports: LayoutReports
@@ -66,7 +70,7 @@ class Process:
             self.database,
             {OperationKind.REBUILD: rebuild, OperationKind.AUDIT: Audit},
         )
-        async with self.queue.working(self.database, operator.perform):
+        async with self.queue.working(self.database, operator.perform), working(Housekeeping(self.database).run):
             yield
 
 
@@ -92,6 +96,7 @@ async def process(settings: Settings) -> AsyncGenerator[Process]:
             catalog = Catalog(opened)
             queue = Queue(conninfo, settings)
             async with profiles.opened(opened) as known:
+                documents = Documents(opened, catalog, known)
                 yield Process(
                     conninfo,
                     settings,
@@ -102,7 +107,8 @@ async def process(settings: Settings) -> AsyncGenerator[Process]:
                     queue,
                     Services(
                         collections=Collections(opened, catalog),
-                        documents=Documents(opened, catalog, known),
+                        documents=documents,
+                        imports=Imports(documents, most_line_bytes=settings.max_body_bytes),
                         near_duplicates=NearDuplicates(opened, catalog, known),
                         operations=Operations(opened, queue),
                         layout_reports=LayoutReports(opened, catalog),

@@ -61,6 +61,11 @@ def _lookups(measured: lookups.Lookups) -> None:
             f"  {f'threshold {threshold}':34}{seconds * 1e6:10,.0f} µs"
             f"{_ratio(measured.full_scan, seconds, 'the full scan')}{article}"
         )
+        batch = measured.batch[threshold]
+        print(
+            f"  {f'threshold {threshold}, of {lookups.BATCH:,} at once':34}{batch * 1e6:10,.0f} µs"
+            f"{_ratio(seconds, batch, 'one by one')}"
+        )
 
 
 def _serving(measured: serving.Serving) -> None:

@@ -38,7 +38,7 @@ from app.service.rebuild import sample_collections
 from app.settings import Settings
 from app.store import bands
 from app.store.database import connect_for_operation
-from app.store.lookups import Lookup, parameters
+from app.store.lookups import Lookup, Sought, parameters
 from bench import data
 
 THRESHOLDS = (3, 5, 7, 10)
@@ -113,24 +113,20 @@ async def _measure_layout(
             if plan_probes(layout.layout, place.collection.scheme.bits, threshold).probes > _MOST_PROBES:
                 continue
             async with opened.database.connection() as pooled:
-                lookups = [
-                    await plan_lookup(
-                        opened.profiles, pooled, place, given(query), Options(threshold, _LIMIT), except_key=None
-                    )
-                    for query in queries
-                ]
-            medians[threshold] = _median(ours, lookups)
+                lookup = await plan_lookup(opened.profiles, pooled, place, Options(threshold, _LIMIT))
+            medians[threshold] = _median(ours, replace(lookup, scan=False), queries)
     connection.execute(bands.drop(layout))
     return medians
 
 
-def _median(connection: psycopg.Connection, lookups: list[Lookup]) -> float:
+def _median(connection: psycopg.Connection, lookup: Lookup, queries: list[int]) -> float:
     """By probing: whether a scan would be cheaper is the same for all layouts."""
     times: list[float] = []
     begun = time.perf_counter()
-    for lookup in lookups:
+    for query in queries:
         start = time.perf_counter()
-        connection.execute(bands.lookup(lookup.layout, scan=False), parameters(replace(lookup, scan=False))).fetchall()
+        values = parameters(lookup, Sought(given(query)))
+        connection.execute(bands.lookup(lookup.layout, scan=False), values).fetchall()
         times.append(time.perf_counter() - start)
         if time.perf_counter() - begun > _SECONDS and len(times) >= _LEAST:
             break

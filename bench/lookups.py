@@ -13,12 +13,14 @@ from app.runtime import process
 from app.service.near_duplicates import Options, plan_lookup
 from app.settings import Settings
 from app.store import bands
-from app.store.lookups import Lookup, Parameters, parameters
+from app.store.lookups import Lookup, Parameters, Sought, parameters, parameters_of_many
 from bench.data import COLLECTION, Filled
 
 THRESHOLDS = (3, 5, 7, 10, 12, 15)
 LIMIT = 20
 _SCANS = 15  # a scan takes long and varies little
+_BATCHES = 7
+BATCH = 1000  # at most, queries of a statement
 
 # What both yardsticks run under: plans made once, as ours are, and no parallel workers, which take as long to start
 # as our lookups take. The planner may read the table as it likes.
@@ -47,6 +49,7 @@ class Lookups:
     """Median seconds a lookup."""
 
     statement: dict[int, float]  # by threshold
+    batch: dict[int, float]  # by threshold, of a thousand in one statement
     full_scan: float
     article: float
 
@@ -58,28 +61,35 @@ async def measure(settings: Settings, filled: Filled) -> Lookups:
         place = await opened.catalog.place(COLLECTION)
         async with opened.database.connection() as connection:
             plans = {
-                threshold: [
-                    await plan_lookup(
-                        opened.profiles, connection, place, given(query), Options(threshold, LIMIT), except_key=None
-                    )
-                    for query in filled.queries
-                ]
+                threshold: await plan_lookup(opened.profiles, connection, place, Options(threshold, LIMIT))
                 for threshold in THRESHOLDS
             }
+        sought = [Sought(given(query)) for query in filled.queries]
         session: dict[str, Any] = dict(cast("dict[str, Any]", opened.pool.kwargs))
         with psycopg.Connection[TupleRow].connect(conninfo, **session) as ours:
-            statement = {threshold: _ours(ours, plans[threshold], scan=False) for threshold in THRESHOLDS}
+            statement = {threshold: _ours(ours, plan, sought, scan=False) for threshold, plan in plans.items()}
+            batch = {threshold: _batch(ours, plan, sought) for threshold, plan in plans.items()}
     with psycopg.connect(conninfo, autocommit=True, prepare_threshold=0) as plain:
         for setting in _YARDSTICK:
             plain.execute(setting)
-        full_scan = _ours(plain, plans[3][:_SCANS], scan=True)
-        article = _median(plain, [(_ARTICLE, parameters(replace(plan, scan=True))) for plan in plans[3]])
-    return Lookups(statement, full_scan, article)
+        full_scan = _ours(plain, plans[3], sought[:_SCANS], scan=True)
+        scanning = replace(plans[3], scan=True)
+        article = _median(plain, [(_ARTICLE, parameters(scanning, each)) for each in sought])
+    return Lookups(statement, batch, full_scan, article)
 
 
-def _ours(connection: psycopg.Connection, plans: list[Lookup], *, scan: bool) -> float:
-    chosen = [replace(plan, scan=scan) for plan in plans]
-    return _median(connection, [(bands.lookup(plan.layout, scan=scan), parameters(plan)) for plan in chosen])
+def _ours(connection: psycopg.Connection, plan: Lookup, sought: list[Sought], *, scan: bool) -> float:
+    chosen = replace(plan, scan=scan)
+    statement = bands.lookup(chosen.layout, scan=scan)
+    return _median(connection, [(statement, parameters(chosen, each)) for each in sought])
+
+
+def _batch(connection: psycopg.Connection, plan: Lookup, sought: list[Sought]) -> float:
+    """Seconds a lookup, of many in one statement."""
+    chosen = replace(plan, scan=False)
+    values = parameters_of_many(chosen, sought)
+    statement = bands.lookup_many(chosen.layout, scan=False)
+    return _median(connection, [(statement, values)] * _BATCHES) / len(sought)
 
 
 def _median(connection: psycopg.Connection, statements: list[tuple[bytes, Parameters]]) -> float:
@@ -88,6 +98,6 @@ def _median(connection: psycopg.Connection, statements: list[tuple[bytes, Parame
         start = time.perf_counter()
         rows = connection.execute(statement, values).fetchall()
         times.append(time.perf_counter() - start)
-        if rows[0][0] is None:
+        if any(row[-5] is None for row in rows):  # the key, which a number may stand before
             raise AssertionError("a planted document was not found")
     return median(times)

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from app.api.schemas import Answer, ExpectedAnswer, QueryParameters, Request, Threshold, whole_number
+from app.api.answers import Answer, ExpectedAnswer
+from app.api.schemas import QueryParameters, Request, Threshold, whole_number
 from app.core import model
 from app.core.cost import MAX_BANDS, MIN_BANDS
 from app.service.layout_report import LayoutReport, ThresholdCost

@@ -5,12 +5,11 @@ from typing import Any
 from asgi_correlation_id import CorrelationIdMiddleware
 from fastapi import FastAPI
 from starlette.middleware import Middleware
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.types import Lifespan
 
 from app.api import problems
-from app.api.gate import Gate
-from app.api.routes import admin, collections, docs, documents, fingerprints, health, near_duplicates
+from app.api.gate import BodyLimit, Gate
+from app.api.routes import admin, collections, docs, documents, fingerprints, health, near_duplicates, streams
 from app.settings import Settings
 
 _DESCRIPTION = """
@@ -42,7 +41,7 @@ def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
             Middleware(CorrelationIdMiddleware),
             Middleware(Gate, max_body_bytes=settings.max_body_bytes),
             # FastAPI's own max_body_size stands outside all middleware and answers in plain text.
-            Middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes),
+            Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes),
         ],
     )
     problems.install(app)
@@ -51,6 +50,7 @@ def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
     for router in (
         near_duplicates.router,
         documents.router,
+        streams.router,
         fingerprints.router,
         collections.router,
         near_duplicates.across_collections,

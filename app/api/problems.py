@@ -33,6 +33,7 @@ PROBLEMS: Mapping[str, tuple[int, str]] = {
     "unsupported_media_type": (415, "The body has another type than is taken here"),
     "invalid_input": (422, "The request is not valid"),
     "invalid_fingerprint": (422, "The fingerprint is not valid"),
+    "schemes_differ": (422, "The collections have different schemes"),
     "idempotency_key_reused": (422, "The Idempotency-Key stands for another request"),
     "not_supported": (422, "This version can't do that"),
     "internal_error": (500, "The service has a defect"),
@@ -79,7 +80,7 @@ class Problem(BaseModel):
     detail: str
     code: str = Field(description="Stable, for programs.", examples=list(PROBLEMS))
     request_id: str | None = Field(description="Also in the header X-Request-ID and in the log.")
-    errors: list[InvalidMember] = Field(default=[], description="Only for invalid input.")
+    errors: list[InvalidMember] = Field(default=[], description="Only where members of the request are meant.")
     operation_id: int | None = Field(default=None, description="Only where an operation is in the way: its id.")
 
 
@@ -129,7 +130,7 @@ def _tiroir_error(_: Request, error: Exception) -> JSONResponse:
     if isinstance(known, errors.UnavailableError):
         _log.warning("%s: %s", known.code, type(known.__cause__).__name__)
     invalid = None
-    if isinstance(known, errors.InvalidInputError):
+    if isinstance(known, errors.InvalidInputError | errors.NotFoundError) and known.pointer is not None:
         invalid = [InvalidMember(pointer=known.pointer, detail=str(known))]
     in_the_way = known.operation_id if isinstance(known, errors.RebuildRunningError) else None
     return problem_response(known.code, str(known), invalid=invalid, operation_id=in_the_way)

@@ -37,11 +37,14 @@ def _has_body(request: Request) -> bool:
 
 
 def _is_json(content_type: str) -> bool:
-    if content_type == "application/json":
-        return True
+    return content_type == "application/json" or is_utf8_of("application/json", content_type)
+
+
+def is_utf8_of(media_type: str, content_type: str) -> bool:
+    """Whether a Content-Type header means this media type in UTF-8."""
     message = Message()
     message["content-type"] = content_type
-    return message.get_content_type() == "application/json" and message.get_content_charset("utf-8") == "utf-8"
+    return message.get_content_type() == media_type and message.get_content_charset("utf-8") == "utf-8"
 
 
 async def services_of(request: Request) -> Services:

@@ -1,11 +1,10 @@
-"""What goes in and out over HTTP. Requests are strict: no unknown member, no number for a string or the reverse."""
+"""What comes in over HTTP. Requests are strict: no unknown member, no number for a string or the reverse."""
 
 import json
 import math
 import re
 from collections.abc import Callable
-from datetime import datetime
-from typing import Annotated, Any, Literal, Self, TypedDict, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -20,19 +19,23 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from app.core import model
-from app.core.cost import Cost
-from app.core.errors import InvalidFingerprintError
-from app.core.fingerprint import parse_decimal, parse_hex, to_hex
-from app.core.probes import NOT_PROBED
-from app.core.scheme import ARTICLE, Digest, Scheme, Status
-from app.service.near_duplicates import Content, Found, Key, Simhash, Text
+from app.core.errors import InvalidFingerprintError, InvalidInputError
+from app.core.fingerprint import parse_decimal, parse_hex
+from app.core.scheme import ARTICLE, Scheme
+from app.service.documents import NewDocument
+from app.service.fingerprinting import Content, Simhash, Text
+from app.service.near_duplicates import Key
 
 MAX_LIMIT = 1000
 DEFAULT_LIMIT = 20
 DEFAULT_PAGE = 100
+MAX_BATCH = 1000
+MAX_BATCH_MATCHES = 100_000  # of all queries together
+MAX_COLLECTIONS = 64  # of one lookup
 MAX_MEMBERS = 64  # of an object other than metadata
 MAX_METADATA_DEPTH = 32
 MAX_METADATA_BYTES = 65_536  # as compact JSON; it comes back with every match
+MIN_TTL, MAX_TTL = 60, 2**31 - 1  # seconds
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 
 
@@ -147,6 +150,14 @@ Threshold = Annotated[
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT, description="Matches at most.")]
 QueryThreshold = Annotated[Threshold, BeforeValidator(whole_number)]
 QueryLimit = Annotated[Limit, BeforeValidator(whole_number)]
+Ttl = Annotated[
+    int,
+    Field(
+        ge=MIN_TTL,
+        le=MAX_TTL,
+        description="Seconds: documents that aren't indexed again for so long are deleted. null: they stay.",
+    ),
+]
 CollectionName = Annotated[str, Field(pattern=NAME_PATTERN, examples=["shop"])]
 
 
@@ -198,13 +209,14 @@ class Contents(BaseModel):
     def _alternatives(self) -> tuple[str, ...]:
         return ("text", "fingerprint", "simhash")
 
-    def content(self) -> Content:
+    def content(self, pointer: str = "") -> Content:
+        """`pointer`: to this object, in the request."""
         if self.text is not None:
             return Text(self.text)
         if self.fingerprint is not None:
-            return Simhash(self.fingerprint, "/fingerprint")
+            return Simhash(self.fingerprint, f"{pointer}/fingerprint")
         assert self.simhash is not None  # noqa: S101  the validator has seen exactly one
-        return Simhash(self.simhash, "/simhash")
+        return Simhash(self.simhash, f"{pointer}/simhash")
 
 
 _PAGE_TEXT = "Toutes nos paires sont expédiées sous 24 heures depuis notre entrepôt de Lyon …"
@@ -229,6 +241,37 @@ class PostDocument(DocumentContents):
     key: DocumentKey
 
 
+class DocumentBatch(Request):
+    """All of them are written, or none."""
+
+    documents: Annotated[list[PostDocument], Field(min_length=1, max_length=MAX_BATCH)]
+
+    def news(self) -> list[NewDocument]:
+        """InvalidInputError where two of them have the same key: which of them is meant to stay?"""
+        first: dict[str, int] = {}
+        for number, document in enumerate(self.documents):
+            if (earlier := first.setdefault(document.key, number)) != number:
+                raise InvalidInputError(f"document {earlier} has the same key", pointer=f"/documents/{number}/key")
+        return [
+            NewDocument(document.key, document.content(f"/documents/{number}"), document.metadata)
+            for number, document in enumerate(self.documents)
+        ]
+
+
+class KeyBatch(Request):
+    keys: Annotated[list[DocumentKey], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class ImportParameters(QueryParameters):
+    on_error: Literal["continue", "abort"] = Field(
+        default="continue", description="abort: the first line that can't be stored ends the import."
+    )
+
+
+class ExportParameters(QueryParameters):
+    text: bool = Field(default=False, description="With the texts, where they are stored.")
+
+
 class WriteParameters(QueryParameters):
     threshold: QueryThreshold | None = None
     limit: QueryLimit = DEFAULT_LIMIT
@@ -250,6 +293,10 @@ class _Lookup(Contents):
     def query(self) -> Content | Key:
         return self.content() if self.key is None else Key(self.key)
 
+    def one_of_several(self, pointer: str) -> Content | Key:
+        """`pointer`: to this object, in the request."""
+        return self.content(pointer) if self.key is None else Key(self.key, f"{pointer}/key")
+
 
 class LookupParameters(_Lookup, QueryParameters):
     threshold: QueryThreshold | None = None
@@ -263,6 +310,68 @@ class LookupRequest(_Lookup, Request):
     threshold: Threshold | None = None
     limit: Limit = DEFAULT_LIMIT
     explain: bool = Field(default=False, description="Add how the lookup was done.")
+
+
+class LookupQuery(_Lookup, Request):
+    """One of several queries."""
+
+
+class _ManyLookups(Request):
+    queries: Annotated[list[LookupQuery], Field(min_length=1, max_length=MAX_BATCH)]
+    threshold: Threshold | None = None
+    limit: Limit = DEFAULT_LIMIT
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if len(self.queries) * self.limit > MAX_BATCH_MATCHES:
+            raise PydanticCustomError(
+                "invalid_input",
+                "queries times limit is at most {most}: ask for fewer matches, or in several requests",
+                {"most": MAX_BATCH_MATCHES},
+            )
+        return self
+
+    def asked(self) -> list[Content | Key]:
+        return [query.one_of_several(f"/queries/{number}") for number, query in enumerate(self.queries)]
+
+
+class LookupBatch(_ManyLookups):
+    """Many lookups at one threshold."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"queries": [{"text": _PAGE_TEXT}, {"key": "lyon"}], "threshold": 3}]}
+    )
+
+
+def _all_different(names: list[str]) -> list[str]:
+    if len(set(names)) < len(names):
+        raise PydanticCustomError("invalid_input", "a collection stands more than once")
+    return names
+
+
+CollectionNames = Annotated[
+    list[CollectionName],
+    Field(min_length=1, max_length=MAX_COLLECTIONS, examples=[["crawl-41", "crawl-42"]]),
+    AfterValidator(_all_different),
+]
+
+
+class LookupAcross(_Lookup, Request):
+    """One lookup in several collections of one scheme."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"collections": ["crawl-41", "crawl-42"], "text": _PAGE_TEXT}]}
+    )
+
+    collections: CollectionNames
+    threshold: Threshold | None = None
+    limit: Limit = DEFAULT_LIMIT
+
+
+class LookupBatchAcross(_ManyLookups):
+    """Many lookups at one threshold in several collections of one scheme."""
+
+    collections: CollectionNames
 
 
 class PageParameters(QueryParameters):
@@ -327,208 +436,10 @@ class NewCollection(Request):
     store_text: bool = Field(
         default=True, description="Whether texts are kept, for comparisons to come, or their fingerprints alone."
     )
+    ttl: Ttl | None = None
 
 
-class Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class CollectionChange(Request):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ttl": 2_592_000}]})
 
-
-class FingerprintAnswer(Answer):
-    fingerprint: str | None = Field(description="16 hex digits; null: the text is too short.")
-    simhash: str | None = Field(description="The same as a signed decimal.")
-    words: int
-    shingles: int
-    status: Status
-
-    @classmethod
-    def of(cls, digest: Digest, scheme: Scheme) -> Self:
-        assert digest.words is not None  # noqa: S101  it was made from a text
-        return cls(
-            **spelled(digest.simhash),
-            words=digest.words,
-            shingles=scheme.shingles(digest.words),
-            status=digest.status,
-        )
-
-
-class Spelled(TypedDict):
-    fingerprint: str | None
-    simhash: str | None
-
-
-def spelled(simhash: int | None) -> Spelled:
-    """Both spellings of a fingerprint."""
-    if simhash is None:
-        return {"fingerprint": None, "simhash": None}
-    return {"fingerprint": to_hex(simhash), "simhash": str(simhash)}
-
-
-class DistanceAnswer(Answer):
-    distance: int
-
-
-class DocumentAnswer(Answer):
-    collection: str
-    key: str
-    fingerprint: str | None
-    simhash: str | None
-    words: int | None = Field(description="null where the fingerprint was given.")
-    status: Status
-    content_hash: str | None = Field(
-        description="BLAKE2b-128 of the normalised text, in hex; null where nothing is known of it."
-    )
-    metadata: dict[str, Any]
-    created_at: datetime
-    updated_at: datetime
-
-    @classmethod
-    def of(cls, collection: str, document: model.Document) -> Self:
-        return cls(
-            collection=collection,
-            key=document.key,
-            **spelled(document.simhash),
-            words=document.words,
-            status=document.status,
-            content_hash=None if document.content_hash is None else document.content_hash.hex(),
-            metadata=document.metadata,
-            created_at=document.created_at,
-            updated_at=document.updated_at,
-        )
-
-
-class DocumentPage(Answer):
-    items: list[DocumentAnswer]
-    next_cursor: str | None
-
-
-class MatchAnswer(Answer):
-    key: str
-    fingerprint: str | None
-    distance: int = Field(description="Bits that differ.")
-    match: Literal["exact", "near"] = Field(
-        description="exact: the same content; near at distance 0: the same fingerprint."
-    )
-    similarity: float | None = Field(description="Not computed yet.")
-    metadata: dict[str, Any]
-
-    @classmethod
-    def of(cls, match: model.Match) -> Self:
-        return cls(
-            key=match.key,
-            fingerprint=None if match.simhash is None else to_hex(match.simhash),
-            distance=match.distance,
-            match="exact" if match.exact else "near",
-            similarity=None,
-            metadata=match.metadata,
-        )
-
-
-class IndexAnswer(Answer):
-    document: DocumentAnswer
-    result: model.Outcome
-    threshold: int | None = Field(description="null where no lookup was asked for.")
-    near_duplicates: list[MatchAnswer] | None = Field(description="null where no lookup was asked for.")
-    truncated: bool
-
-
-class ExpectedAnswer(Answer):
-    """What the cost model thinks beforehand. The cheaper way is taken, probing always where it takes under 1 ms."""
-
-    candidates: int = Field(description="Rows that the probes would read.")
-    probing_us: int = Field(description="Microseconds by probing, on one core of the machine that it was fitted on.")
-    scan_us: int = Field(description="Microseconds by reading all fingerprints of the collection.")
-
-    @classmethod
-    def of(cls, expected: Cost) -> Self:
-        return cls(
-            candidates=round(expected.candidates), probing_us=round(expected.probing), scan_us=round(expected.scan)
-        )
-
-
-class PlanAnswer(Answer):
-    bands: int
-    radii: list[int] = Field(description="For each band the bits that may differ in it; -1: not probed.")
-    probes: int
-    candidates: int = Field(description="Rows read.")
-    scan: bool
-    expected: ExpectedAnswer
-
-    @classmethod
-    def of(cls, explanation: model.Explanation) -> Self:
-        return cls(
-            bands=len(explanation.probes.radii),
-            radii=[NOT_PROBED] * len(explanation.probes.radii) if explanation.scan else list(explanation.probes.radii),
-            probes=0 if explanation.scan else explanation.probes.probes,
-            candidates=explanation.candidates,
-            scan=explanation.scan,
-            expected=ExpectedAnswer.of(explanation.expected),
-        )
-
-
-class LookupAnswer(Answer):
-    fingerprint: str | None
-    simhash: str | None
-    status: Status
-    words: int | None
-    threshold: int
-    matches: list[MatchAnswer] = Field(description="By distance, then by fingerprint, then by key.")
-    truncated: bool = Field(description="Whether more documents match than the limit allows.")
-    took_ms: float
-    plan: PlanAnswer | None = Field(
-        default=None, description="Only with explain; null where the text is too short to be looked up."
-    )
-
-    @classmethod
-    def of(cls, found: Found, *, explain: bool) -> Self:
-        answer = cls(
-            **spelled(found.digest.simhash),
-            status=found.digest.status,
-            words=found.digest.words,
-            threshold=found.matches.threshold,
-            matches=[MatchAnswer.of(match) for match in found.matches.items],
-            truncated=found.matches.truncated,
-            took_ms=round(found.seconds * 1000, 3),
-        )
-        if explain:  # a member that isn't set isn't sent
-            answer.plan = None if found.explanation is None else PlanAnswer.of(found.explanation)
-        return answer
-
-
-class CollectionAnswer(Answer):
-    name: str
-    scheme: SchemeParts
-    store_text: bool
-    created_at: datetime
-
-    @classmethod
-    def members(cls, collection: model.Collection) -> dict[str, Any]:
-        scheme = collection.scheme
-        return {
-            "name": collection.name,
-            "scheme": SchemeParts.model_validate(
-                {
-                    "tokenizer": scheme.tokenizer,
-                    "shingle_size": scheme.shingle_size,
-                    "bits": scheme.bits,
-                    "min_words": scheme.min_words,
-                }
-            ),
-            "store_text": collection.store_text,
-            "created_at": collection.created_at,
-        }
-
-
-class CollectionPage(Answer):
-    items: list[CollectionAnswer]
-    next_cursor: str | None
-
-
-class CollectionCountsAnswer(Answer):
-    documents: int
-    fingerprints: int = Field(description="Distinct ones.")
-    too_short: int = Field(description="Documents without a fingerprint.")
-    exact_duplicates: int = Field(description="Documents that share their content with another one.")
-
-
-class CollectionDetail(CollectionAnswer):
-    counts: CollectionCountsAnswer
+    ttl: Ttl | None

@@ -31,10 +31,39 @@ class NotSupportedError(InvalidInputError):
     code = "not_supported"
 
 
+class InvalidJsonError(InvalidInputError):
+    """What should be JSON is none."""
+
+    code = "invalid_json"
+
+
+class LineTooLongError(InvalidInputError):
+    """A line of an import has more bytes than a document may have."""
+
+    code = "line_too_long"
+
+
+class InvalidEncodingError(InvalidInputError):
+    """The compressed data of an import is damaged, or ends too early."""
+
+    code = "invalid_encoding"
+
+
+class SchemesDifferError(InvalidInputError):
+    """Collections of different schemes: their fingerprints are never compared."""
+
+    code = "schemes_differ"
+
+
 class NotFoundError(TiroirError):
     """The thing named in the request doesn't exist."""
 
     code = "not_found"
+
+    def __init__(self, detail: str, *, pointer: str | None = None) -> None:
+        """`pointer`: the member of the request that names it, where it is one of several."""
+        super().__init__(detail)
+        self.pointer = pointer
 
 
 class CollectionNotFoundError(NotFoundError):

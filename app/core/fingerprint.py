@@ -12,6 +12,7 @@ from app.core.errors import InvalidFingerprintError
 MAX_BITS = 64
 _MASK = (1 << MAX_BITS) - 1
 _SIGN = 1 << (MAX_BITS - 1)
+MIN_SIMHASH, MAX_SIMHASH = -_SIGN, _SIGN - 1
 _HEX = re.compile(r"[0-9a-fA-F]{16}", re.ASCII)
 _DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
@@ -21,9 +22,14 @@ def to_signed(value: int) -> int:
     return (value ^ _SIGN) - _SIGN
 
 
+def unsigned(simhash: int) -> int:
+    """The unsigned integer with the same bits: fingerprints order by it, as their hex does."""
+    return simhash & _MASK
+
+
 def to_hex(simhash: int) -> str:
     """16 lower-case hex digits."""
-    return f"{simhash & _MASK:016x}"
+    return f"{unsigned(simhash):016x}"
 
 
 def parse_hex(text: str) -> int:
@@ -35,8 +41,8 @@ def parse_hex(text: str) -> int:
 
 def parse_decimal(text: str) -> int:
     """The simhash of a decimal without plus sign, spaces or leading zeros; else InvalidFingerprintError."""
-    simhash = int(text) if _DECIMAL.fullmatch(text) else _SIGN
-    if not -_SIGN <= simhash < _SIGN:
+    simhash = int(text) if _DECIMAL.fullmatch(text) else MAX_SIMHASH + 1
+    if not MIN_SIMHASH <= simhash <= MAX_SIMHASH:
         raise InvalidFingerprintError(
             "a simhash is a whole decimal number from -9223372036854775808 to 9223372036854775807, in a string",
             pointer="/simhash",
@@ -46,7 +52,7 @@ def parse_decimal(text: str) -> int:
 
 def require_bits(simhash: int, bits: int, *, pointer: str) -> int:
     """`simhash`, if it has no bit beyond the `bits` lowest; else InvalidFingerprintError."""
-    if (simhash & _MASK) >> bits:
+    if unsigned(simhash) >> bits:
         raise InvalidFingerprintError(
             f"fingerprints of this collection have {bits} bits; this one has a higher bit set",
             pointer=pointer,
@@ -56,4 +62,4 @@ def require_bits(simhash: int, bits: int, *, pointer: str) -> int:
 
 def distance(a: int, b: int) -> int:
     """The Hamming distance: how many of the 64 bits of two simhashes differ."""
-    return ((a ^ b) & _MASK).bit_count()
+    return unsigned(a ^ b).bit_count()

@@ -7,7 +7,7 @@ from enum import StrEnum
 from app.core.cost import Cost
 from app.core.layout import Layout
 from app.core.probes import ProbePlan
-from app.core.scheme import Scheme, Status, status
+from app.core.scheme import Digest, Scheme, Status, status
 
 MAX_KEY_BYTES = 2048
 MAX_THRESHOLD = 63
@@ -18,12 +18,13 @@ Metadata = dict[str, Json]
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What a lookup searches. An id is never used again, and its scheme never changes."""
+    """What a lookup searches. An id is never used again, and its scheme never changes; its ttl may."""
 
     id: int
     name: str
     scheme: Scheme
     store_text: bool
+    ttl: int | None  # seconds, after which a document that wasn't seen again goes; None: it stays
     created_at: datetime
 
 
@@ -59,6 +60,16 @@ class Document:
     @property
     def status(self) -> Status:
         return status(self.simhash, self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """All that another collection needs to hold the same document."""
+
+    key: str
+    digest: Digest
+    metadata: Metadata
+    text: str | None  # None: there is none, or nobody asked
 
 
 class OperationKind(StrEnum):
@@ -111,6 +122,7 @@ class Match:
     distance: int
     exact: bool
     metadata: Metadata
+    collection: str | None = None  # None: the one that was searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +142,13 @@ class Explanation:
     scan: bool
     candidates: int
     expected: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to a lookup."""
+
+    digest: Digest
+    matches: Matches
+    explanation: Explanation | None  # None: nobody asked, or there was no fingerprint to look up
+    seconds: float

@@ -38,6 +38,10 @@ class ProbePlan:
             listed.append([value ^ mask for mask in masks])
         return listed
 
+    def flips(self) -> list[tuple[int, ...]]:
+        """For each band what makes its values of a fingerprint's own one, by exclusive or: the same for all."""
+        return [masks for _, masks in _band_masks(self)]
+
 
 @lru_cache(maxsize=1024)
 def plan_probes(layout: Layout, bits: int, threshold: int) -> ProbePlan:

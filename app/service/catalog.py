@@ -1,7 +1,7 @@
 """What a request needs to know beforehand, remembered by the process: collections and layouts.
 
 Remembering is safe, since all of it is checked where it is used. A lookup's statement yields no row where the
-collection is gone, a write checks collection and layouts behind its lock, and a table that was dropped raises
+collection is gone, a write checks collection, ttl and layouts behind its lock, and a table that was dropped raises
 UndefinedTable. A retired layout that is still remembered stays exact as long as its table stands: writes go to it.
 Layouts are read again every few seconds all the same, so that a rebuild takes effect before its old table goes.
 """
@@ -44,9 +44,9 @@ class Place:
     layouts: Layouts
 
 
-def document_not_found(collection: Collection) -> DocumentNotFoundError:
+def document_not_found(collection: Collection, *, pointer: str | None = None) -> DocumentNotFoundError:
     """Without the key: it may be a private URL, and it is in the request anyway."""
-    return DocumentNotFoundError(f"collection {collection.name} holds no document with this key")
+    return DocumentNotFoundError(f"collection {collection.name} holds no document with this key", pointer=pointer)
 
 
 class Catalog:
@@ -83,9 +83,14 @@ class Catalog:
     @staticmethod
     async def require_current(connection: AsyncConnection, collection: Collection) -> None:
         """For use-cases that found nothing: StaleCatalogError if that is since the collection is gone."""
-        found = await collections.find(connection, collection.name)
-        if found is None or found.id != collection.id:
+        if not await Catalog.is_current(connection, collection):
             raise StaleCatalogError
+
+    @staticmethod
+    async def is_current(connection: AsyncConnection, collection: Collection) -> bool:
+        """Whether the collection still exists."""
+        found = await collections.find(connection, collection.name)
+        return found is not None and found.id == collection.id
 
     async def place(self, name: str) -> Place:
         """CollectionNotFoundError where there is none. To be asked before a connection is held: it may take one."""

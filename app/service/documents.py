@@ -1,18 +1,26 @@
-"""Index a document and say what it resembles; read, list and delete documents."""
+"""Index documents and say what they resemble; read, list, export and delete them."""
 
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from psycopg import AsyncConnection
+
 from app.core.errors import CollectionNotFoundError
-from app.core.model import Document, Matches, Metadata, Outcome
-from app.core.scheme import ARTICLE, Digest
+from app.core.model import Collection, Document, Exported, Matches, Metadata, Outcome
+from app.core.scheme import ARTICLE, Digest, Scheme
 from app.service.catalog import Catalog, Place, document_not_found
-from app.service.near_duplicates import Content, Options, Text, digest_content, digest_for, plan_lookup
+from app.service.fingerprinting import Content, Text, digest_contents
+from app.service.near_duplicates import Options, digests_for, plan_lookup
 from app.service.profiles import Profiles
 from app.store import collections, documents
 from app.store.database import Database, StaleCatalogError
-from app.store.documents import Write, queue_write
-from app.store.lookups import queue_lookup
+from app.store.documents import Write, queue_write, write_many
+from app.store.lookups import Sought, queue_lookup
+
+# Of an export, at once: many documents, unless they are large.
+_EXPORTED_DOCUMENTS = 1000
+_EXPORTED_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,10 @@ class NewDocument:
     key: str
     content: Content
     metadata: Metadata | None
+
+    def write(self, digest: Digest) -> Write:
+        text = self.content.text if isinstance(self.content, Text) else None
+        return Write(self.key, digest, text, self.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +58,74 @@ class Documents:
         return await self._catalog.retry(partial(self._index, name, new, look_up))
 
     async def _index(self, name: str, new: NewDocument, look_up: Options | None) -> Indexed:
-        place, digest = await self._prepare(name, new.content)
-        text = new.content.text if isinstance(new.content, Text) else None
-        write = Write(new.key, digest, text, new.metadata)
+        place, [digest] = await self._prepare(name, [new.content])
         async with self._database.connection() as connection:
             lookup = None
             if look_up is not None:
-                lookup = await plan_lookup(self._profiles, connection, place, digest, look_up, except_key=new.key)
+                lookup = await plan_lookup(self._profiles, connection, place, look_up)
             async with connection.pipeline(), connection.transaction():
-                written = await queue_write(connection, place.collection, place.layouts.live, write)
-                found = None if lookup is None else await queue_lookup(connection, lookup)
+                written = await queue_write(connection, place.collection, place.layouts.live, new.write(digest))
+                found = None
+                if lookup is not None:
+                    found = await queue_lookup(connection, lookup, Sought(digest, except_key=new.key))
                 outcome, document = await written.result()
                 matches = None if found is None else await found.result()
         return Indexed(outcome, document, matches)
 
-    async def _prepare(self, name: str, content: Content) -> tuple[Place, Digest]:
+    async def _prepare(self, name: str, contents: Sequence[Content]) -> tuple[Place, list[Digest]]:
         """A collection is made only for content that can be stored in it: bad input changes nothing."""
         try:
             place = await self._catalog.place(name)
         except CollectionNotFoundError:
-            await digest_content(content, ARTICLE)
-            async with self._database.connection() as connection:
-                await collections.create(connection, name, ARTICLE, store_text=True)
+            await digest_contents(contents, ARTICLE)
+            await self._create(name)
             raise StaleCatalogError from None  # it exists now: from the start
-        return place, await digest_for(self._database, place.collection, content)
+        return place, await digests_for(self._database, place.collection, contents)
+
+    async def _create(self, name: str) -> None:
+        async with self._database.connection() as connection:
+            await collections.create(connection, name, ARTICLE, store_text=True, ttl=None)
+
+    async def index_many(self, name: str, news: Sequence[NewDocument]) -> list[tuple[Outcome, Digest]]:
+        """Writes documents with different keys, all or none of them; what became of each, in order."""
+        return await self._catalog.retry(partial(self._index_many, name, news))
+
+    async def _index_many(self, name: str, news: Sequence[NewDocument]) -> list[tuple[Outcome, Digest]]:
+        place, digests = await self._prepare(name, [new.content for new in news])
+        outcomes = await self._write_many(place, [new.write(digest) for new, digest in zip(news, digests, strict=True)])
+        return list(zip(outcomes, digests, strict=True))
+
+    async def _write_many(self, place: Place, writes: Sequence[Write]) -> list[Outcome]:
+        async with self._database.connection() as connection, connection.transaction():
+            return await write_many(connection, place.collection, place.layouts.live, writes)
+
+    async def scheme_for(self, name: str) -> Scheme:
+        """By what a text for the collection becomes a fingerprint now; the default where there is none."""
+        try:
+            return (await self._catalog.collection(name)).scheme
+        except CollectionNotFoundError:
+            return ARTICLE
+
+    async def write_by_scheme(self, name: str, scheme: Scheme, writes: Sequence[Write]) -> list[Outcome] | None:
+        """`index_many` for documents whose digests were made before, by `scheme`; None if it isn't the right one now.
+
+        A collection that doesn't exist is made, if there is anything to write to it.
+        """
+        return await self._catalog.retry(partial(self._write_by_scheme, name, scheme, writes))
+
+    async def _write_by_scheme(self, name: str, scheme: Scheme, writes: Sequence[Write]) -> list[Outcome] | None:
+        try:
+            place = await self._catalog.place(name)
+        except CollectionNotFoundError:
+            if scheme != ARTICLE:
+                return None
+            await self._create(name)
+            raise StaleCatalogError from None
+        if place.collection.scheme != scheme:
+            async with self._database.connection() as connection:
+                await self._catalog.require_current(connection, place.collection)
+            return None
+        return await self._write_many(place, writes)
 
     async def get(self, name: str, key: str) -> Document:
         """DocumentNotFoundError where there is none."""
@@ -96,6 +152,41 @@ class Documents:
                 await self._catalog.require_current(connection, collection)
         return found
 
+    async def export(self, name: str, *, with_text: bool) -> AsyncGenerator[list[Exported]]:
+        """All documents in bytewise order of their keys, a part at a time: what is stored when its part is read.
+
+        No connection is held between two parts. CollectionNotFoundError before the first of them, also where the
+        collection goes later: what came before it is then not all.
+        """
+        collection, part = await self._catalog.retry(partial(self._begin_export, name, with_text=with_text))
+        while part:
+            yield part
+            async with self._database.connection() as connection:
+                part = await self._export(connection, collection, part[-1].key, with_text=with_text)
+                if not part and not await self._catalog.is_current(connection, collection):
+                    raise CollectionNotFoundError(f"collection {name} was deleted while it was exported")
+
+    async def _begin_export(self, name: str, *, with_text: bool) -> tuple[Collection, list[Exported]]:
+        collection = await self._catalog.collection(name)
+        async with self._database.connection() as connection:
+            part = await self._export(connection, collection, "", with_text=with_text)
+            if not part:
+                await self._catalog.require_current(connection, collection)
+        return collection, part
+
+    @staticmethod
+    async def _export(
+        connection: AsyncConnection, collection: Collection, after: str, *, with_text: bool
+    ) -> list[Exported]:
+        return await documents.export(
+            connection,
+            collection.id,
+            after,
+            limit=_EXPORTED_DOCUMENTS,
+            most_bytes=_EXPORTED_BYTES,
+            with_text=with_text,
+        )
+
     async def delete(self, name: str, key: str) -> None:
         """DocumentNotFoundError where there is none."""
         await self._catalog.retry(partial(self._delete, name, key))
@@ -106,3 +197,15 @@ class Documents:
             if not await documents.delete(connection, collection.id, key):
                 await self._catalog.require_current(connection, collection)
                 raise document_not_found(collection)
+
+    async def delete_many(self, name: str, keys: Sequence[str]) -> int:
+        """How many of the documents there were: all that there were are gone."""
+        return await self._catalog.retry(partial(self._delete_many, name, keys))
+
+    async def _delete_many(self, name: str, keys: Sequence[str]) -> int:
+        collection = await self._catalog.collection(name)
+        async with self._database.connection() as connection:
+            deleted = await documents.delete_many(connection, collection.id, keys)
+            if not deleted:
+                await self._catalog.require_current(connection, collection)
+        return deleted

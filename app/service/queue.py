@@ -6,25 +6,22 @@ or come twice: `attend` puts every unfinished operation that nobody works on bac
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 from anyio import CancelScope
 from procrastinate import App, PsycopgConnector
-from procrastinate.exceptions import AppNotOpen, ConnectorException
+from procrastinate.exceptions import ConnectorException
 from procrastinate.jobs import DeleteJobCondition, Status
-from psycopg import AsyncConnection, Error
+from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
 
-from app.core.errors import UnavailableError
+from app.service.background import working
 from app.settings import Settings
 from app.store import operations
 from app.store.database import Database
-
-_log = logging.getLogger(__name__)
 
 _QUEUE = "operations"
 _TASK = "operation"
@@ -33,8 +30,6 @@ _TASK = "operation"
 _AT_ONCE = 2
 _POLL_SECONDS = 1.0
 _ATTEND_SECONDS = 5.0
-_BEGIN_ANEW_SECONDS = 1.0
-_PATIENCE_SECONDS = 2.0
 _STALLED_SECONDS = 60.0
 _CONNECTIONS = 4
 
@@ -80,17 +75,11 @@ class Queue:
             await perform(operation_id)
 
         self._app.task(name=_TASK)(task)
-        ending = asyncio.Event()
-        tasks = [
-            asyncio.create_task(_until(ending, self._work)),
-            asyncio.create_task(_until(ending, partial(self._attend, database))),
-        ]
         try:
-            yield
+            async with working(self._work, partial(self._attend, database)):
+                yield
         finally:
-            ending.set()
             with CancelScope(shield=True):
-                await _cancel(tasks)
                 await self._app.close_async()  # left open where opening it failed
 
     async def _work(self) -> None:
@@ -116,28 +105,3 @@ class Queue:
             for job in await jobs.get_stalled_jobs(seconds_since_heartbeat=_STALLED_SECONDS):
                 await jobs.finish_job(job, Status.ABORTED, delete_job=True)
             await asyncio.sleep(_ATTEND_SECONDS)
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Procrastinate's worker ends its jobs when it is cancelled, if it is left the time.
-
-    But where it fails at that moment it forgets that it was cancelled, and one of its tasks may not hear it: again.
-    """
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_PATIENCE_SECONDS)
-
-
-async def _until(ending: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
-    """Does it again and again, whatever goes wrong, until `ending` is set."""
-    while not ending.is_set():
-        try:
-            await work()
-        except (ConnectorException, AppNotOpen, UnavailableError, Error) as error:
-            _log.warning("the queue of operations is out of reach: %s", type(error).__name__)
-        except Exception:  # noqa: BLE001  whatever we did wrong, other operations must go on
-            _log.exception("a defect in the work on operations; it goes on")
-        with suppress(TimeoutError):
-            await asyncio.wait_for(ending.wait(), _BEGIN_ANEW_SECONDS)

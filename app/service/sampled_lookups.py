@@ -13,7 +13,7 @@ from app.core.model import Collection, Match, StoredLayout
 from app.core.probes import plan_probes
 from app.core.scheme import given
 from app.store import collections, documents
-from app.store.lookups import Lookup, count_candidates, queue_lookup
+from app.store.lookups import Lookup, Sought, count_candidates, queue_lookup
 
 _LIMIT = 1000
 # Beyond, a lookup is a scan whatever the layout; the values alone would fill the memory.
@@ -86,16 +86,16 @@ async def compare_with_scan(
         scan_seconds = time.perf_counter() - start
         compared: list[Compared] = []
         for layout in probed:
-            lookup = _lookup(query, layout, threshold)
+            lookup, sought = _lookup(query, layout, threshold), Sought(given(query.simhash))
             start = time.perf_counter()
-            found = await _answer(session, lookup)
+            found = await _answer(session, lookup, sought)
             lookup_seconds = time.perf_counter() - start
             compared.append(
                 Compared(
                     missed=len(expected - found),
                     invented=len(found - expected),
                     matches=len(found),
-                    candidates=await count_candidates(session, lookup),
+                    candidates=await count_candidates(session, lookup, sought),
                     probed=not lookup.scan,
                     lookup_seconds=lookup_seconds,
                     scan_seconds=scan_seconds,
@@ -104,8 +104,8 @@ async def compare_with_scan(
     return compared
 
 
-async def _answer(session: AsyncConnection, lookup: Lookup) -> set[tuple[str, int | None, int]]:
-    matches = await (await queue_lookup(session, lookup)).result()
+async def _answer(session: AsyncConnection, lookup: Lookup, sought: Sought) -> set[tuple[str, int | None, int]]:
+    matches = await (await queue_lookup(session, lookup, sought)).result()
     return {_identity(match) for match in matches.items}
 
 
@@ -122,8 +122,6 @@ def _lookup(query: Query, layout: StoredLayout, threshold: int) -> Lookup:
         probes=probes,
         scan=probes.probes > _MOST_PROBES,
         expected=cost(probes, Profile(query.fingerprints, uniform(layout.layout, bits))),
-        digest=given(query.simhash),
-        except_key=None,
         limit=_LIMIT,
         fingerprints=query.fingerprints,
     )

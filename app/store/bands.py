@@ -1,5 +1,6 @@
 """All SQL that depends on a layout: its table's columns, what is written there, and how it is looked up."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from psycopg import sql
@@ -8,8 +9,42 @@ from app.core.fingerprint import to_signed
 from app.core.layout import Band, Layout
 from app.core.model import StoredLayout
 
-# A cast to bit without a length would keep one bit, and bit_count(bigint) doesn't exist.
-_DISTANCE = sql.SQL("bit_count((simhash # %(simhash)s::bigint)::bit(64))")
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """What is looked up, in SQL: the one query of a statement, or each of many, a row `q`."""
+
+    simhash: sql.SQL
+    content_hash: sql.SQL
+    except_key: sql.SQL
+    is_one_of_many: bool
+
+    def distance(self) -> sql.Composed:
+        """A cast to bit without a length would keep one bit, and bit_count(bigint) doesn't exist."""
+        return sql.SQL("bit_count((simhash # {simhash})::bit(64))").format(simhash=self.simhash)
+
+    def probes(self, band: Band) -> sql.Composed:
+        """The values of a band to look up: a parameter. Many queries share their radii, so there it is what to flip."""
+        parameter = sql.SQL("{values}::{type}[]").format(
+            values=sql.Placeholder(_probes_parameter(band)), type=_type(band)
+        )
+        if not self.is_one_of_many:
+            return parameter
+        return sql.SQL(
+            "ARRAY(SELECT (({simhash} >> {shift}) & {mask})::{type} # flips FROM unnest({flips}) flips)"
+        ).format(
+            simhash=self.simhash,
+            shift=sql.Literal(band.shift),
+            mask=sql.Literal(band.mask),
+            type=_type(band),
+            flips=parameter,
+        )
+
+
+_ONE = _Query(
+    sql.SQL("%(simhash)s::bigint"), sql.SQL("%(content_hash)s::bytea"), sql.SQL("%(except_key)s::text"), False
+)
+_EACH = _Query(sql.SQL("q.simhash"), sql.SQL("q.content_hash"), sql.SQL("q.except_key"), True)
 
 
 def _probes_parameter(band: Band) -> str:
@@ -152,10 +187,37 @@ def insert(stored: StoredLayout) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def delete_all(stored: StoredLayout) -> bytes:
-    """Deletes the fingerprints of a collection from the layout's table."""
+def insert_many(stored: StoredLayout) -> bytes:
+    """Adds fingerprints to the layout's table, in the order in which they are given: writers then can't deadlock."""
     return (
-        sql.SQL("DELETE FROM {table} WHERE collection_id = %(collection_id)s::int")
+        sql.SQL("""
+        INSERT INTO {table} (collection_id, simhash)
+        SELECT %(collection_id)s::int, f.simhash
+        FROM unnest(%(simhashes)b::bigint[]) WITH ORDINALITY f (simhash, number)
+        ORDER BY f.number
+        ON CONFLICT DO NOTHING
+        """)
+        .format(table=sql.Identifier(stored.table))
+        .as_bytes()
+    )
+
+
+@lru_cache(maxsize=64)
+def delete_next(stored: StoredLayout) -> bytes:
+    """Deletes the next `size` fingerprints of a collection after one, and tells the last of them, null for none."""
+    return (
+        sql.SQL("""
+        WITH next AS MATERIALIZED (
+            SELECT simhash FROM {table}
+            WHERE collection_id = %(collection_id)s::int AND simhash >= %(start)s::bigint
+            ORDER BY simhash
+            LIMIT %(size)s::int
+        ), deleted AS (
+            DELETE FROM {table} f USING next
+            WHERE f.collection_id = %(collection_id)s::int AND f.simhash = next.simhash
+        )
+        SELECT max(simhash) FROM next
+        """)
         .format(table=sql.Identifier(stored.table))
         .as_bytes()
     )
@@ -176,68 +238,100 @@ def lookup(stored: StoredLayout, *, scan: bool) -> bytes:
     """The statement of a lookup: one for all thresholds, so that each connection prepares it once.
 
     It yields no row where the collection is gone, one row of nulls where nothing matches, else the `limit` nearest
-    documents. An answer costs what it returns: fingerprints come nearest first, and of each at most `limit` documents
-    by an index in key order. The limit can't cut fingerprints before that join, since a row that no document uses any
-    more would take the place of one that is used. Fingerprints order as their hex does, so negative ones come last.
+    documents.
     """
     return (
         sql.SQL("""
         SELECT m.key, m.simhash, m.distance, m.exact, m.metadata
         FROM (SELECT FROM collection WHERE id = %(collection_id)s::int AND name = %(collection)s::text) c
-        LEFT JOIN LATERAL (
-            SELECT d.key, f.simhash, f.distance, f.negative, d.exact, d.metadata
-            FROM (SELECT simhash, distance, simhash < 0 AS negative
-                  FROM ({candidates}) candidate
-                  ORDER BY distance, negative, simhash) f
-            CROSS JOIN LATERAL (
-                SELECT key, coalesce(content_hash = %(content_hash)s::bytea, false) AS exact, metadata
-                FROM document
-                WHERE collection_id = %(collection_id)s::int AND simhash = f.simhash
-                  AND key IS DISTINCT FROM %(except_key)s::text
-                ORDER BY key
-                LIMIT %(limit)s::int) d
-            ORDER BY f.distance, f.negative, f.simhash, d.key
-            LIMIT %(limit)s::int) m ON true
+        LEFT JOIN LATERAL ({nearest}) m ON true
         ORDER BY m.distance, m.negative, m.simhash, m.key
         """)
-        .format(candidates=_matching(stored, scan=scan))
+        .format(nearest=_nearest(stored, _ONE, scan=scan))
         .as_bytes()
     )
 
 
-def _matching(stored: StoredLayout, *, scan: bool) -> sql.Composed:
+@lru_cache(maxsize=64)
+def lookup_many(stored: StoredLayout, *, scan: bool) -> bytes:
+    """The statement of many lookups at one threshold, given by three arrays of equal length.
+
+    No row where the collection is gone; else for each query, by its number from 1, what `lookup` yields.
+    """
+    return (
+        sql.SQL("""
+        SELECT q.number, m.key, m.simhash, m.distance, m.exact, m.metadata
+        FROM (SELECT FROM collection WHERE id = %(collection_id)s::int AND name = %(collection)s::text) c
+        CROSS JOIN unnest(%(simhashes)s::bigint[], %(content_hashes)s::bytea[], %(except_keys)s::text[])
+            WITH ORDINALITY q (simhash, content_hash, except_key, number)
+        LEFT JOIN LATERAL ({nearest}) m ON true
+        ORDER BY q.number, m.distance, m.negative, m.simhash, m.key
+        """)
+        .format(nearest=_nearest(stored, _EACH, scan=scan))
+        .as_bytes()
+    )
+
+
+def _nearest(stored: StoredLayout, query: _Query, *, scan: bool) -> sql.Composed:
+    """The `limit` documents nearest to a query, in their order.
+
+    An answer costs what it returns: fingerprints come nearest first, and of each at most `limit` documents by an index
+    in key order. The limit can't cut fingerprints before that join, since a row that no document uses any more would
+    take the place of one that is used. Fingerprints order as their hex does, so negative ones come last.
+    """
+    return sql.SQL("""
+        SELECT d.key, f.simhash, f.distance, f.negative, d.exact, d.metadata
+        FROM (SELECT simhash, distance, simhash < 0 AS negative
+              FROM ({matching}) candidate
+              ORDER BY distance, negative, simhash) f
+        CROSS JOIN LATERAL (
+            SELECT key, coalesce(content_hash = {content_hash}, false) AS exact, metadata
+            FROM document
+            WHERE collection_id = %(collection_id)s::int AND simhash = f.simhash
+              AND key IS DISTINCT FROM {except_key}
+            ORDER BY key
+            LIMIT %(limit)s::int) d
+        ORDER BY f.distance, f.negative, f.simhash, d.key
+        LIMIT %(limit)s::int
+        """).format(
+        matching=_matching(stored, query, scan=scan), content_hash=query.content_hash, except_key=query.except_key
+    )
+
+
+def _matching(stored: StoredLayout, query: _Query, *, scan: bool) -> sql.Composed:
     """The fingerprints within the threshold, each once, by a scan or by one arm a band."""
     table = sql.Identifier(stored.table)
     if scan:
         return sql.SQL("""
         SELECT simhash, {distance} AS distance FROM {table}
         WHERE collection_id = %(collection_id)s::int AND {distance} <= %(threshold)s::int
-        """).format(distance=_DISTANCE, table=table)
+        """).format(distance=query.distance(), table=table)
     return sql.SQL(" UNION ALL ").join(
         sql.SQL("""
         SELECT simhash, {distance} AS distance FROM {table}
         WHERE {probed} AND {distance} <= %(threshold)s::int {not_found_before}
         """).format(
-            distance=_DISTANCE,
+            distance=query.distance(),
             table=table,
-            probed=_probed(band),
+            probed=_probed(band, query),
             # A fingerprint that several bands find is kept in the first of them: no DISTINCT is needed.
-            not_found_before=sql.SQL("").join(map(_beyond_radius, stored.layout.bands[: band.index])),
+            not_found_before=sql.SQL("").join(
+                _beyond_radius(earlier, query) for earlier in stored.layout.bands[: band.index]
+            ),
         )
         for band in stored.layout.bands
     )
 
 
-def _probed(band: Band) -> sql.Composed:
-    return sql.SQL("collection_id = %(collection_id)s::int AND {column} = ANY({probes}::{type}[])").format(
-        column=sql.Identifier(band.column),
-        probes=sql.Placeholder(_probes_parameter(band)),
-        type=_type(band),
+def _probed(band: Band, query: _Query) -> sql.Composed:
+    return sql.SQL("collection_id = %(collection_id)s::int AND {column} = ANY({probes})").format(
+        column=sql.Identifier(band.column), probes=query.probes(band)
     )
 
 
-def _beyond_radius(band: Band) -> sql.Composed:
-    return sql.SQL(" AND bit_count(((simhash # %(simhash)s::bigint) & {mask})::bit(64)) > {radius}::int").format(
+def _beyond_radius(band: Band, query: _Query) -> sql.Composed:
+    return sql.SQL(" AND bit_count(((simhash # {simhash}) & {mask})::bit(64)) > {radius}::int").format(
+        simhash=query.simhash,
         mask=sql.Literal(to_signed(band.mask << band.shift)),
         radius=sql.Placeholder(_radius_parameter(band)),
     )
@@ -252,7 +346,7 @@ def count_candidates(stored: StoredLayout, *, scan: bool) -> bytes:
     else:
         query = sql.SQL("SELECT {sum}").format(
             sum=sql.SQL(" + ").join(
-                sql.SQL("(SELECT count(*) FROM {table} WHERE {probed})").format(table=table, probed=_probed(band))
+                sql.SQL("(SELECT count(*) FROM {table} WHERE {probed})").format(table=table, probed=_probed(band, _ONE))
                 for band in stored.layout.bands
             )
         )

@@ -1,16 +1,20 @@
 """Collections: their rows."""
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from psycopg import AsyncConnection
 from psycopg.rows import class_row, kwargs_row
 
-from app.core.model import Collection, CollectionCounts, StoredLayout
+from app.core.model import Collection, CollectionCounts
 from app.core.scheme import Scheme
-from app.store import bands
 from app.store.named_sql import load
 
 _SQL = load("collections.sql")
+
+# How much of its ttl may pass until it is noted that a document was seen again, and until the documents are looked
+# through again. So a document may stay this much longer; it never goes earlier.
+SEEN_SHARE = 1 / 16
 
 # The first of the two numbers of an advisory lock that concerns one collection; its id is the second.
 LOCK_CLASS = 0x7469726F  # "tiro"
@@ -25,9 +29,10 @@ def _collection(
     bits: int,
     min_words: int,
     store_text: bool,
+    ttl: int | None,
     created_at: datetime,
 ) -> Collection:
-    return Collection(id, name, Scheme(tokenizer, shingle_size, bits, min_words), store_text, created_at)
+    return Collection(id, name, Scheme(tokenizer, shingle_size, bits, min_words), store_text, ttl, created_at)
 
 
 async def find(connection: AsyncConnection, name: str) -> Collection | None:
@@ -46,7 +51,9 @@ async def by_ids(connection: AsyncConnection, ids: list[int]) -> list[Collection
     return await (await cursor.execute(_SQL["by_ids"], {"ids": ids})).fetchall()
 
 
-async def create(connection: AsyncConnection, name: str, scheme: Scheme, *, store_text: bool) -> Collection | None:
+async def create(
+    connection: AsyncConnection, name: str, scheme: Scheme, *, store_text: bool, ttl: int | None
+) -> Collection | None:
     """The new collection; None where the name is taken."""
     cursor = connection.cursor(row_factory=kwargs_row(_collection))
     parameters = {
@@ -56,6 +63,7 @@ async def create(connection: AsyncConnection, name: str, scheme: Scheme, *, stor
         "bits": scheme.bits,
         "min_words": scheme.min_words,
         "store_text": store_text,
+        "ttl": ttl,
     }
     return await (await cursor.execute(_SQL["create"], parameters)).fetchone()
 
@@ -80,11 +88,42 @@ async def lock(connection: AsyncConnection, collection_id: int) -> None:
     await connection.execute(_SQL["lock"], {"class": LOCK_CLASS, "id": collection_id})
 
 
-async def delete(connection: AsyncConnection, collection_id: int, layouts: tuple[StoredLayout, ...]) -> bool:
-    """Deletes the collection with all that it holds; False where it is gone already. Call `lock` before."""
-    parameters = {"id": collection_id, "collection_id": collection_id}
-    deleted = await connection.execute(_SQL["delete"], parameters)
-    await connection.execute(_SQL["delete_documents"], parameters)
-    for layout in layouts:
-        await connection.execute(bands.delete_all(layout), parameters)
-    return deleted.rowcount == 1
+async def delete(connection: AsyncConnection, collection_id: int) -> bool:
+    """Deletes the collection; False where it is gone already. Call `lock` before.
+
+    Nobody finds what it held any more; `purge` takes that away.
+    """
+    return (await connection.execute(_SQL["delete"], {"id": collection_id})).rowcount == 1
+
+
+async def set_ttl(connection: AsyncConnection, collection_id: int, ttl: int | None) -> Collection | None:
+    """None where the collection is gone. Documents count as seen in this moment at least."""
+    cursor = connection.cursor(row_factory=kwargs_row(_collection))
+    return await (await cursor.execute(_SQL["set_ttl"], {"id": collection_id, "ttl": ttl})).fetchone()
+
+
+async def lock_deleted(connection: AsyncConnection) -> int | None:
+    """The id of a collection that was deleted and isn't purged, locked until the transaction ends; None for none."""
+    row = await (await connection.execute(_SQL["lock_deleted"])).fetchone()
+    return None if row is None else row[0]
+
+
+async def forget_deleted(connection: AsyncConnection, collection_id: int) -> None:
+    """Nothing is left of it."""
+    await connection.execute(_SQL["forget_deleted"], {"id": collection_id})
+
+
+@dataclass(frozen=True, slots=True)
+class Expiring:
+    """A collection whose documents go when they weren't seen since a moment."""
+
+    id: int
+    seen_before: datetime
+
+
+async def begin_expiry(connection: AsyncConnection) -> Expiring | None:
+    """A collection whose documents are due to be looked through, which is noted; None where there is none."""
+    values = {"share": SEEN_SHARE}
+    return await (
+        await connection.cursor(row_factory=class_row(Expiring)).execute(_SQL["begin_expiry"], values)
+    ).fetchone()

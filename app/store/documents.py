@@ -1,13 +1,16 @@
 """Documents: how they are written, read and deleted."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow, class_row
 from psycopg.types.json import Jsonb
 
-from app.core.model import Collection, Document, Metadata, Outcome, StoredLayout
+from app.core.model import Collection, Document, Exported, Metadata, Outcome, StoredLayout
 from app.core.scheme import Digest
 from app.store import bands, collections, layouts
 from app.store.database import StaleCatalogError
@@ -34,15 +37,13 @@ class QueuedWrite:
     """Statements under way in a pipeline, whose answers are still to be read."""
 
     _digest: Digest
-    _expected_layouts: list[int]
-    _guard: AsyncCursor[TupleRow]
+    _guard: "_QueuedGuard"
     _upsert: AsyncCursor[TupleRow]
     _document: AsyncCursor[Document]
 
     async def result(self) -> tuple[Outcome, Document]:
         """Raises StaleCatalogError where the write relied on what isn't true any more: roll back."""
-        if await self._guard.fetchone() != (self._expected_layouts, True):
-            raise StaleCatalogError
+        await self._guard.require()
         upserted = await self._upsert.fetchone()
         document = await self._document.fetchone()
         if document is None:  # unchanged when it was seen, which locks nothing, and deleted since
@@ -54,20 +55,48 @@ class QueuedWrite:
         return Outcome.CREATED if upserted[0] else Outcome.REPLACED, document
 
 
-async def queue_write(
-    connection: AsyncConnection, collection: Collection, live: tuple[StoredLayout, ...], write: Write
-) -> QueuedWrite:
-    """Sends a write inside the pipeline and the transaction of `connection`.
+@dataclass(frozen=True, slots=True)
+class _QueuedGuard:
+    """What a write relies on, asked for in a pipeline."""
 
-    The lock comes first, and what the write relies on is read by a statement of its own: only its snapshot is younger
-    than the lock. `live` is what the caller remembers; QueuedWrite.result tells whether it is still so.
+    _cursor: AsyncCursor[TupleRow]
+    _expected: tuple[list[int], list[int]]
+
+    async def require(self) -> None:
+        """StaleCatalogError where the layouts or the collection aren't those that the caller remembers."""
+        if await self._cursor.fetchone() != self._expected:
+            raise StaleCatalogError
+
+
+async def _queue_guard(
+    connection: AsyncConnection, collection: Collection, live: tuple[StoredLayout, ...]
+) -> _QueuedGuard:
+    """Comes first in the transaction of a write.
+
+    The lock, and then what the write relies on by a statement of its own: only its snapshot is younger than the lock.
     """
-    identity = {"collection_id": collection.id, "key": write.key}
     await connection.execute(
         _SQL["lock"],
         {"layouts": layouts.LOCK, "collections": collections.LOCK_CLASS, "collection_id": collection.id},
     )
     guard = await connection.execute(_SQL["guard"], {"collection_id": collection.id})
+    return _QueuedGuard(guard, ([layout.id for layout in live], [collection.ttl or 0]))
+
+
+def _seen_seconds(collection: Collection) -> float | None:
+    """After so many seconds it is noted that a document was seen again; None where nobody wants to know."""
+    return None if collection.ttl is None else collection.ttl * collections.SEEN_SHARE
+
+
+async def queue_write(
+    connection: AsyncConnection, collection: Collection, live: tuple[StoredLayout, ...], write: Write
+) -> QueuedWrite:
+    """Sends a write inside the pipeline and the transaction of `connection`.
+
+    `live` is what the caller remembers; QueuedWrite.result tells whether it is still so.
+    """
+    identity = {"collection_id": collection.id, "key": write.key}
+    guard = await _queue_guard(connection, collection, live)
     upsert = await connection.execute(
         _SQL["upsert"],
         {
@@ -80,13 +109,72 @@ async def queue_write(
             "metadata": None if write.metadata is None else Jsonb(write.metadata),
         },
     )
+    if (seen_seconds := _seen_seconds(collection)) is not None:
+        await connection.execute(_SQL["touch"], {**identity, "seen_seconds": seen_seconds})
     if write.digest.simhash is not None:
         for layout in live:
             await connection.execute(
                 bands.insert(layout), {"collection_id": collection.id, "simhash": write.digest.simhash}
             )
     document = await connection.cursor(row_factory=class_row(Document)).execute(_SQL["get"], identity)
-    return QueuedWrite(write.digest, [layout.id for layout in live], guard, upsert, document)
+    return QueuedWrite(write.digest, guard, upsert, document)
+
+
+async def write_many(
+    connection: AsyncConnection, collection: Collection, live: tuple[StoredLayout, ...], writes: Sequence[Write]
+) -> list[Outcome]:
+    """Writes documents with different keys, inside the transaction of `connection`; what became of each, in order.
+
+    All locks are taken in the order of the keys, new documents first, then those that differ: writers that overlap
+    wait for one another, and never both ways. StaleCatalogError as above.
+    """
+    ordered = sorted(writes, key=lambda write: write.key)  # code points order as the bytes of UTF-8 do
+    values = _columns(collection, ordered)
+    async with connection.pipeline():
+        guard = await _queue_guard(connection, collection, live)
+        inserted = await connection.execute(_SQL["insert_many"], values)
+        locked = await connection.execute(_SQL["lock_many"], values)
+        await guard.require()
+        created = {key for (key,) in await inserted.fetchall()}
+        differs: dict[str, bool] = dict(await locked.fetchall())
+    changed = [write for write in ordered if differs.get(write.key)]
+    written = [write for write in ordered if write.key in created or differs.get(write.key)]
+    keys = [write.key for write in ordered]
+    async with connection.pipeline():
+        if changed:
+            await connection.execute(_SQL["update_many"], _columns(collection, changed))
+        if seen := [key for key, its in differs.items() if not its]:
+            await connection.execute(_SQL["touch_many"], {"collection_id": collection.id, "keys": seen})
+        if simhashes := sorted({write.digest.simhash for write in written if write.digest.simhash is not None}):
+            for layout in live:
+                await connection.execute(
+                    bands.insert_many(layout), {"collection_id": collection.id, "simhashes": simhashes}
+                )
+        stored = await connection.execute(_SQL["count_many"], {"collection_id": collection.id, "keys": keys})
+        if await stored.fetchone() != (len(keys),):  # seen unchanged, which locks nothing, and deleted since
+            raise StaleCatalogError
+    return [
+        Outcome.CREATED if write.key in created else Outcome.REPLACED if differs.get(write.key) else Outcome.UNCHANGED
+        for write in writes
+    ]
+
+
+def _columns(collection: Collection, writes: Sequence[Write]) -> dict[str, Any]:
+    """One array a column."""
+    return {
+        "collection_id": collection.id,
+        "bits": collection.scheme.bits,
+        "seen_seconds": _seen_seconds(collection),
+        "keys": [write.key for write in writes],
+        "content_hashes": [write.digest.content_hash for write in writes],
+        "simhashes": [write.digest.simhash for write in writes],
+        "words": [write.digest.words for write in writes],
+        "texts": [write.text if collection.store_text else None for write in writes],
+        "texts_without_hash": [
+            write.text if collection.store_text and write.digest.content_hash is None else None for write in writes
+        ],
+        "metadata": [None if write.metadata is None else Jsonb(write.metadata) for write in writes],
+    }
 
 
 async def get(connection: AsyncConnection, collection_id: int, key: str) -> Document | None:
@@ -141,3 +229,44 @@ async def delete(connection: AsyncConnection, collection_id: int, key: str) -> b
     """Whether there was such a document. Its fingerprint's row stays: the join to documents hides it."""
     cursor = await connection.execute(_SQL["delete"], {"collection_id": collection_id, "key": key})
     return cursor.rowcount == 1
+
+
+async def delete_many(connection: AsyncConnection, collection_id: int, keys: Sequence[str]) -> int:
+    """How many of these documents there were."""
+    values = {"collection_id": collection_id, "keys": list(keys)}
+    return (await connection.execute(_SQL["delete_many"], values)).rowcount
+
+
+async def delete_next(
+    connection: AsyncConnection, collection_id: int, after: str, *, size: int, seen_before: datetime | None = None
+) -> tuple[str | None, int]:
+    """Of the `size` documents after a key, in key order, deletes those not seen since `seen_before`, or all.
+
+    The last key of the `size`, None where there are none; and how many were deleted.
+    """
+    values = {"collection_id": collection_id, "after": after, "size": size, "seen_before": seen_before}
+    row = await (await connection.execute(_SQL["delete_next"], values)).fetchone()
+    assert row is not None  # noqa: S101  one row always
+    return row[0], row[1]
+
+
+async def digests(connection: AsyncConnection, collection_id: int, keys: Sequence[str]) -> dict[str, Digest]:
+    """What is known of those of the documents that there are, by key."""
+    values = {"collection_id": collection_id, "keys": list(keys)}
+    rows = await (await connection.execute(_SQL["digests"], values)).fetchall()
+    return {key: Digest(*digest) for key, *digest in rows}
+
+
+async def export(
+    connection: AsyncConnection, collection_id: int, after: str, *, limit: int, most_bytes: int, with_text: bool
+) -> list[Exported]:
+    """The next documents after a key, in bytewise order: at most `limit`, and of about `most_bytes` together."""
+    values = {
+        "collection_id": collection_id,
+        "after": after,
+        "limit": limit,
+        "bytes": most_bytes,
+        "with_text": with_text,
+    }
+    rows = await (await connection.execute(_SQL["export"], values)).fetchall()
+    return [Exported(key, Digest(*digest), metadata, text) for key, *digest, metadata, text in rows]

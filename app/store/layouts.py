@@ -6,6 +6,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import kwargs_row
 
 from app.core.errors import StartupError
+from app.core.fingerprint import MAX_SIMHASH
 from app.core.layout import Band, Layout
 from app.core.model import StoredLayout
 from app.store import bands
@@ -119,6 +120,16 @@ async def copy_batch(
     }
     row = await (await connection.execute(bands.copy_batch(stored), values)).fetchone()
     return None if row is None else Copied(Position(row[0], row[1]), row[2])
+
+
+async def delete_next(
+    connection: AsyncConnection, stored: StoredLayout, collection_id: int, start: int, *, size: int
+) -> int | None:
+    """Deletes the next `size` fingerprints of a collection from `start` on; where to go on, None for nowhere."""
+    values = {"collection_id": collection_id, "start": start, "size": size}
+    row = await (await connection.execute(bands.delete_next(stored), values)).fetchone()
+    last = None if row is None else row[0]
+    return None if last is None or last == MAX_SIMHASH else last + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from app.core.model import Json, Operation, OperationKind, OperationStatus, Outc
 from app.runtime import Process, Services, process
 from app.service.audit import Audit
 from app.service.documents import NewDocument
-from app.service.near_duplicates import Options, Simhash
+from app.service.fingerprinting import Simhash
+from app.service.near_duplicates import Options
 from app.service.operator import Operator, Progress
 from app.service.rebuild import Rebuild
 from app.settings import Settings

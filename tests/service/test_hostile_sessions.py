@@ -9,7 +9,8 @@ from psycopg import sql
 from app.core.errors import UnavailableError
 from app.runtime import process
 from app.service.documents import NewDocument
-from app.service.near_duplicates import Key, Options, Text
+from app.service.fingerprinting import Text
+from app.service.near_duplicates import Key, Options
 from app.settings import Settings
 from app.store.database import create_pool
 

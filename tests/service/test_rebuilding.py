@@ -27,11 +27,12 @@ from app.core.scheme import given
 from app.runtime import Process
 from app.service import audit, operator, queue, rebuild
 from app.service.documents import NewDocument
-from app.service.near_duplicates import Options, Simhash, plan_lookup
+from app.service.fingerprinting import Simhash
+from app.service.near_duplicates import Options, plan_lookup
 from app.settings import Settings
 from app.store import documents, layouts
 from app.store.layouts import Copied, Position
-from app.store.lookups import queue_lookup
+from app.store.lookups import Sought, queue_lookup
 from tests.conftest import Server
 from tests.service.operations import (
     BEFORE_THE_SWITCH,
@@ -1347,12 +1348,12 @@ async def test_a_reader_holds_up_the_drop_and_nobody_else(
             await traffic()
             await assert_exact(second.services, expected)
             async with second.process.database.connection() as connection:
-                planned = await plan_lookup(
-                    second.process.profiles, connection, old, given(simhash), Options(3, LIMIT), except_key=None
-                )
+                planned = await plan_lookup(second.process.profiles, connection, old, Options(3, LIMIT))
                 assert planned.layout.table == "fingerprint"
                 for scan in (False, True):
-                    matches = await (await queue_lookup(connection, replace(planned, scan=scan))).result()
+                    matches = await (
+                        await queue_lookup(connection, replace(planned, scan=scan), Sought(given(simhash)))
+                    ).result()
                     assert answers(matches) == nearest(expected.stored("pages"), simhash, 3)
         other_session.rollback()
         await task

@@ -6,7 +6,8 @@ from itertools import count
 from app.core.model import Matches, Metadata, Outcome
 from app.runtime import Services
 from app.service.documents import Indexed, NewDocument
-from app.service.near_duplicates import Content, Found, Key, Options, Simhash, Text
+from app.service.fingerprinting import Content, Simhash, Text
+from app.service.near_duplicates import Found, Key, Options
 from tests.store.brute_force import Answer, answers
 
 _numbers = count()

@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.errors import Diagnostic
 
 from app.store import bands
-from app.store.lookups import Lookup, parameters
+from app.store.lookups import Lookup, Sought, parameters
 
 _NAMED = re.compile(rb"%\((\w+)\)s")
 
@@ -58,7 +58,7 @@ class Node:
         return [node for node in self.all() if node.table == table]
 
 
-async def executed_plan(connection: AsyncConnection, lookup: Lookup) -> Node:
+async def executed_plan(connection: AsyncConnection, lookup: Lookup, sought: Sought) -> Node:
     """Executes the statement that psycopg has prepared for such a lookup on this connection: the plan that it keeps.
 
     EXPLAIN of the statement itself would make a plan for these values.
@@ -72,7 +72,7 @@ async def executed_plan(connection: AsyncConnection, lookup: Lookup) -> Node:
     )
     prepared = await cursor.fetchone()
     assert prepared, "the statement is not prepared"
-    values = parameters(lookup)
+    values = parameters(lookup, sought)
     execute = sql.SQL("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) EXECUTE {} ({})").format(
         sql.Identifier(prepared[0]), sql.SQL(", ").join(sql.Literal(values[name.decode()]) for name in names)
     )

@@ -10,9 +10,10 @@ import pytest
 
 from app.core.scheme import given
 from app.runtime import Process
-from app.service.near_duplicates import Key, Options, Simhash, plan_lookup
+from app.service.fingerprinting import Simhash
+from app.service.near_duplicates import Key, Options, plan_lookup
 from app.settings import Settings
-from app.store.lookups import queue_lookup
+from app.store.lookups import Sought, queue_lookup
 from tests.conftest import Server
 from tests.store.brute_force import (
     LARGEST,
@@ -153,12 +154,10 @@ async def test_probing_and_scanning_are_both_exact(service: Process, name: str, 
             for threshold in THRESHOLDS:
                 if not scan and probes[threshold] > PROBES:
                     continue
-                planned = await plan_lookup(
-                    service.profiles, connection, place, given(simhash), Options(threshold, LIMIT), except_key=None
-                )
+                planned = await plan_lookup(service.profiles, connection, place, Options(threshold, LIMIT))
                 lookup = replace(planned, scan=scan)
                 probes[threshold] += lookup.probes.probes
-                matches = await (await queue_lookup(connection, lookup)).result()
+                matches = await (await queue_lookup(connection, lookup, Sought(given(simhash)))).result()
                 assert_right(matches, within(everything, threshold), limit=LIMIT)
 
 

@@ -12,9 +12,10 @@ from psycopg import AsyncConnection
 
 from app.core.scheme import given
 from app.runtime import Process, process
-from app.service.near_duplicates import Options, Simhash, plan_lookup
+from app.service.fingerprinting import Simhash
+from app.service.near_duplicates import Options, plan_lookup
 from app.settings import Settings
-from app.store.lookups import Lookup, queue_lookup
+from app.store.lookups import Lookup, Sought, queue_lookup
 from tests.conftest import Server
 from tests.store.brute_force import Stored, assert_right, flipped, nearest, uniform
 from tests.store.databases import create_collection, load, settings_of
@@ -23,6 +24,7 @@ from tests.store.plans import Node, entries_read, executed_plan, statements, tel
 SIZE = 100_000
 BAND_INDEXES = [f"fingerprint_b{band}_idx" for band in range(4)]
 QUERY = 5560564293996351713
+SOUGHT = Sought(given(QUERY))
 
 # Statistics and visibility are what the tests make them.
 NO_AUTOVACUUM = """
@@ -73,7 +75,7 @@ async def planned(service: Process, threshold: int) -> AsyncGenerator[tuple[Asyn
     place = await service.catalog.place("pages")
     async with service.database.connection() as connection:
         options = Options(threshold, 20)
-        lookup = await plan_lookup(service.profiles, connection, place, given(QUERY), options, except_key=None)
+        lookup = await plan_lookup(service.profiles, connection, place, options)
         yield connection, lookup
 
 
@@ -104,14 +106,14 @@ async def test_a_lookup_reads_the_band_indexes_alone(service: Process, threshold
     assert found.explanation
     assert not found.explanation.scan
     async with planned(service, threshold) as (connection, lookup):
-        assert_reads_the_band_indexes_alone(await executed_plan(connection, lookup))
+        assert_reads_the_band_indexes_alone(await executed_plan(connection, lookup, SOUGHT))
 
 
 @pytest.mark.parametrize("settings", ["vacuumed"], indirect=True)
 async def test_after_a_vacuum_a_lookup_visits_no_page_of_the_table(service: Process) -> None:
     async with planned(service, threshold=7) as (connection, lookup):
-        await (await queue_lookup(connection, lookup)).result()
-        plan = await executed_plan(connection, lookup)
+        await (await queue_lookup(connection, lookup, SOUGHT)).result()
+        plan = await executed_plan(connection, lookup, SOUGHT)
     assert sum(node.rows for node in plan.on("fingerprint")) > 0
     assert sum(node.heap_fetches for node in plan.on("fingerprint")) == 0
 
@@ -119,8 +121,8 @@ async def test_after_a_vacuum_a_lookup_visits_no_page_of_the_table(service: Proc
 async def test_a_scan_reads_one_index(service: Process) -> None:
     async with planned(service, threshold=40) as (connection, planned_lookup):
         lookup = replace(planned_lookup, scan=True)
-        matches = await (await queue_lookup(connection, lookup)).result()
-        plan = await executed_plan(connection, lookup)
+        matches = await (await queue_lookup(connection, lookup, SOUGHT)).result()
+        plan = await executed_plan(connection, lookup, SOUGHT)
     assert_right(matches, nearest(documents(SIZE), QUERY, 40), limit=20)
     (read,) = plan.on("fingerprint")
     assert (read.kind, read.rows) == ("Index Only Scan", SIZE)
@@ -155,14 +157,14 @@ async def test_after_lookups_in_a_small_table_those_in_a_large_one_probe(databas
         process(settings_of(database, pool_max_size=1)) as service,
         planned(service, threshold=7) as (pooled, lookup),
     ):
-        matches = await (await queue_lookup(pooled, lookup)).result()
+        matches = await (await queue_lookup(pooled, lookup, SOUGHT)).result()
         assert_right(matches, nearest(few, QUERY, 7), limit=20)
 
         with psycopg.connect(database) as connection:
             load(connection, collection_id, many)
 
         async with pooled.transaction():
-            matches = await (await queue_lookup(pooled, lookup)).result()
+            matches = await (await queue_lookup(pooled, lookup, SOUGHT)).result()
             read = await entries_read(pooled)
         assert_right(matches, nearest([*few, *many], QUERY, 7), limit=20)
         by_table = {name: entries for name, entries in read.items() if name.startswith("fingerprint")}

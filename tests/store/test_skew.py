@@ -9,9 +9,10 @@ import pytest
 
 from app.core.scheme import given
 from app.runtime import Process
-from app.service.near_duplicates import Key, Options, Simhash, plan_lookup
+from app.service.fingerprinting import Simhash
+from app.service.near_duplicates import Key, Options, plan_lookup
 from app.settings import Settings
-from app.store.lookups import queue_lookup
+from app.store.lookups import Sought, queue_lookup
 from tests.conftest import Server
 from tests.store.brute_force import Stored, assert_right, flipped, nearest, within
 from tests.store.databases import create_collection, load, settings_of
@@ -69,11 +70,9 @@ async def test_documents_are_read_as_far_as_they_are_returned(service: Process, 
     place = await service.catalog.place("crawl")
     async with service.database.connection() as connection:
         for except_key, limit in product((None, "copy 1"), (1, 20)):
-            planned = await plan_lookup(
-                service.profiles, connection, place, given(COPIED), Options(3, limit), except_key=except_key
-            )
-            lookup = replace(planned, scan=scan)
-            await (await queue_lookup(connection, lookup)).result()
-            plan = await executed_plan(connection, lookup)
+            planned = await plan_lookup(service.profiles, connection, place, Options(3, limit))
+            lookup, sought = replace(planned, scan=scan), Sought(given(COPIED), except_key)
+            await (await queue_lookup(connection, lookup, sought)).result()
+            plan = await executed_plan(connection, lookup, sought)
             # One more than asked for, the excepted one, and what a sort by groups of 32 rows reads ahead.
             assert sum(node.rows for node in plan.on("document")) <= 2 * limit + 40

@@ -5,16 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app.api import cursor
+from app.api.answers import CollectionAnswer, CollectionCountsAnswer, CollectionDetail, CollectionPage
 from app.api.routing import NO_PARAMETERS, JsonRoute, ServicesOfProcess, problems
-from app.api.schemas import (
-    CollectionAnswer,
-    CollectionCountsAnswer,
-    CollectionDetail,
-    CollectionName,
-    CollectionPage,
-    NewCollection,
-    PageParameters,
-)
+from app.api.schemas import CollectionChange, CollectionName, NewCollection, PageParameters
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"], route_class=JsonRoute)
 
@@ -24,7 +17,9 @@ _EXISTS = {200: {"model": CollectionAnswer, "description": "The collection exist
 @router.post("", status_code=201, responses=_EXISTS | problems(400, 409, 413, 415), dependencies=[NO_PARAMETERS])
 async def create_collection(services: ServicesOfProcess, body: NewCollection, response: Response) -> CollectionAnswer:
     """Create a collection; 200 where it exists with the same settings."""
-    created = await services.collections.create(body.name, body.scheme.scheme(), store_text=body.store_text)
+    created = await services.collections.create(
+        body.name, body.scheme.scheme(), store_text=body.store_text, ttl=body.ttl
+    )
     if not created.is_new:
         response.status_code = 200
     return CollectionAnswer(**CollectionAnswer.members(created.collection))
@@ -59,7 +54,16 @@ async def describe_collection(services: ServicesOfProcess, collection: Collectio
     )
 
 
+@router.patch("/{collection}", responses=problems(400, 404, 413, 415), dependencies=[NO_PARAMETERS])
+async def change_collection(
+    services: ServicesOfProcess, collection: CollectionName, body: CollectionChange
+) -> CollectionAnswer:
+    """Set how long documents stay that aren't indexed again. From now on: none goes before that time has passed."""
+    changed = await services.collections.set_ttl(collection, body.ttl)
+    return CollectionAnswer(**CollectionAnswer.members(changed))
+
+
 @router.delete("/{collection}", status_code=204, responses=problems(404), dependencies=[NO_PARAMETERS])
 async def delete_collection(services: ServicesOfProcess, collection: CollectionName) -> None:
-    """Delete a collection with all that it holds."""
+    """Delete a collection with all that it holds: nobody finds it any more; its space is freed in the background."""
     await services.collections.delete(collection)

@@ -9,24 +9,28 @@ from fastapi import APIRouter, Query, Response
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from app.api import cursor
-from app.api.problems import Problem
+from app.api.answers import (
+    DeletedAnswer,
+    DocumentAnswer,
+    DocumentBatchAnswer,
+    DocumentPage,
+    IndexAnswer,
+    MatchAnswer,
+)
 from app.api.routing import NO_PARAMETERS, JsonRoute, ServicesOfProcess, problems
 from app.api.schemas import (
     CollectionName,
-    DocumentAnswer,
+    DocumentBatch,
     DocumentContents,
     DocumentKey,
-    DocumentPage,
-    IndexAnswer,
+    KeyBatch,
     KeyedWriteParameters,
     KeyParameters,
-    MatchAnswer,
     PageParameters,
     PostDocument,
     PutDocument,
     WriteParameters,
 )
-from app.core.errors import NotSupportedError
 from app.core.model import Outcome
 from app.runtime import Services
 from app.service.documents import NewDocument
@@ -83,9 +87,19 @@ async def post_document(
     return await _index(services, collection, body.key, body, parameters, response)
 
 
-@router.post("/documents/batch", include_in_schema=False)
-async def post_documents() -> Problem:
-    raise NotSupportedError("batches are not supported yet: send documents one by one", pointer="")
+@router.post("/documents/batch", responses=problems(400, 413, 415), dependencies=[NO_PARAMETERS])
+async def post_documents(
+    services: ServicesOfProcess, collection: CollectionName, body: DocumentBatch
+) -> DocumentBatchAnswer:
+    """Index up to 1,000 documents, all of them or none. A collection that doesn't exist is made."""
+    written = await services.documents.index_many(collection, body.news())
+    return DocumentBatchAnswer.of((document.key, *its) for document, its in zip(body.documents, written, strict=True))
+
+
+@router.post("/documents/delete", responses=problems(400, 404, 413, 415), dependencies=[NO_PARAMETERS])
+async def delete_documents(services: ServicesOfProcess, collection: CollectionName, body: KeyBatch) -> DeletedAnswer:
+    """Delete up to 1,000 documents; those that there aren't are passed over."""
+    return DeletedAnswer(deleted=await services.documents.delete_many(collection, body.keys))
 
 
 @router.get("/documents", responses=problems(404))

@@ -4,8 +4,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from app.api.answers import DistanceAnswer, FingerprintAnswer
 from app.api.routing import NO_PARAMETERS, JsonRoute, problems
-from app.api.schemas import DistanceAnswer, DistanceParameters, FingerprintAnswer, FingerprintRequest
+from app.api.schemas import DistanceParameters, FingerprintRequest
 from app.core.fingerprint import distance
 from app.service.fingerprinting import digest_text
 

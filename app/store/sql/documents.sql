@@ -4,7 +4,7 @@ SELECT pg_advisory_xact_lock_shared(%(layouts)s::bigint),
 
 -- guard: what the write relies on, seen by a snapshot younger than the lock
 SELECT array(SELECT id FROM band_layout ORDER BY id) AS layouts,
-       EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int) AS collection_exists
+       array(SELECT coalesce(ttl, 0) FROM collection WHERE id = %(collection_id)s::int) AS ttl
 
 -- upsert: no row comes back, and nothing was written, where the stored document has the same content
 INSERT INTO document AS stored (collection_id, key, content_hash, simhash, bits, words, text, metadata)
@@ -20,13 +20,67 @@ WHERE NOT EXISTS (
            CASE WHEN %(content_hash)s::bytea IS NULL THEN %(text)s::text END))
 ON CONFLICT (collection_id, key) DO UPDATE
 SET content_hash = excluded.content_hash, simhash = excluded.simhash, bits = excluded.bits, words = excluded.words,
-    text = excluded.text, metadata = coalesce(%(metadata)s::jsonb, stored.metadata), updated_at = now()
+    text = excluded.text, metadata = coalesce(%(metadata)s::jsonb, stored.metadata), updated_at = now(),
+    seen_at = now()
 WHERE (stored.content_hash, stored.simhash, stored.words, stored.metadata,
        CASE WHEN stored.content_hash IS NULL THEN stored.text END)
       IS DISTINCT FROM
       (excluded.content_hash, excluded.simhash, excluded.words, coalesce(%(metadata)s::jsonb, stored.metadata),
        CASE WHEN excluded.content_hash IS NULL THEN excluded.text END)
 RETURNING xmax = 0 AS created
+
+-- touch: that a document was seen, unless that is known already, closely enough
+UPDATE document SET seen_at = now()
+WHERE collection_id = %(collection_id)s::int AND key = %(key)s::text
+  AND seen_at < now() - make_interval(secs => %(seen_seconds)s::float)
+
+-- insert_many: those that are new, in the order in which they are given
+INSERT INTO document (collection_id, key, content_hash, simhash, bits, words, text, metadata)
+SELECT %(collection_id)s::int, d.key, d.content_hash, d.simhash, %(bits)s::smallint, d.words, d.text,
+       coalesce(d.metadata, '{}')
+FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(simhashes)b::bigint[], %(words)b::int[],
+            %(texts)b::text[], %(metadata)b::jsonb[])
+     WITH ORDINALITY d (key, content_hash, simhash, words, text, metadata, number)
+ORDER BY d.number
+ON CONFLICT (collection_id, key) DO NOTHING
+RETURNING key
+
+-- lock_many: of those that are stored, in the order of their keys, each that differs from what is given, or was last
+-- seen so long ago that it must be noted; whether it differs
+SELECT s.key, compared.differs
+FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(simhashes)b::bigint[], %(words)b::int[],
+            %(texts_without_hash)b::text[], %(metadata)b::jsonb[])
+     d (key, content_hash, simhash, words, text_without_hash, metadata)
+JOIN document s ON s.collection_id = %(collection_id)s::int AND s.key = d.key
+CROSS JOIN LATERAL (
+    SELECT (s.content_hash, s.simhash, s.words, s.metadata, CASE WHEN s.content_hash IS NULL THEN s.text END)
+           IS DISTINCT FROM
+           (d.content_hash, d.simhash, d.words, coalesce(d.metadata, s.metadata), d.text_without_hash) AS differs
+) compared
+WHERE compared.differs OR s.seen_at < now() - make_interval(secs => %(seen_seconds)s::float)
+ORDER BY s.key
+FOR UPDATE OF s
+
+-- update_many: those that are locked and differ
+UPDATE document s
+SET content_hash = d.content_hash, simhash = d.simhash, bits = %(bits)s::smallint, words = d.words, text = d.text,
+    metadata = coalesce(d.metadata, s.metadata), updated_at = now(), seen_at = now()
+FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(simhashes)b::bigint[], %(words)b::int[],
+            %(texts)b::text[], %(metadata)b::jsonb[])
+     d (key, content_hash, simhash, words, text, metadata)
+WHERE s.collection_id = %(collection_id)s::int AND s.key = d.key
+
+-- touch_many: those that are locked and don't differ were seen
+UPDATE document SET seen_at = now()
+WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
+
+-- count_many: how many of these keys are stored
+SELECT count(*) FROM document
+WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
+
+-- digests: what is known of documents by their keys
+SELECT key, simhash, content_hash, words FROM document
+WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
 
 -- get: one document
 SELECT key, simhash, content_hash, words, metadata, created_at, updated_at
@@ -65,6 +119,49 @@ LIMIT %(limit)s::int
 DELETE FROM document
 WHERE collection_id = %(collection_id)s::int AND key = %(key)s::text
 
+-- delete_many: in the order of their keys, so that two of these don't wait for one another
+WITH locked AS MATERIALIZED (
+    SELECT key FROM document
+    WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
+    ORDER BY key
+    FOR UPDATE)
+DELETE FROM document d USING locked
+WHERE d.collection_id = %(collection_id)s::int AND d.key = locked.key
+
+-- delete_next: of the next `size` documents after a key those that weren't seen since a moment, or all where that is
+-- null; the last key of the `size`, and how many went. One that a write holds is being seen
+WITH next AS MATERIALIZED (
+    SELECT key FROM document
+    WHERE collection_id = %(collection_id)s::int AND key > %(after)s::text
+    ORDER BY key
+    LIMIT %(size)s::int
+), locked AS MATERIALIZED (
+    SELECT d.key FROM next JOIN document d ON d.collection_id = %(collection_id)s::int AND d.key = next.key
+    WHERE %(seen_before)s::timestamptz IS NULL OR d.seen_at < %(seen_before)s::timestamptz
+    ORDER BY d.key
+    FOR UPDATE OF d SKIP LOCKED
+), deleted AS (
+    DELETE FROM document d USING locked
+    WHERE d.collection_id = %(collection_id)s::int AND d.key = locked.key
+    RETURNING 1
+)
+SELECT (SELECT max(key) FROM next), (SELECT count(*) FROM deleted)
+
+-- export: the next documents after a key, in the order of their keys: at most `limit`, and only as many as have `bytes`
+-- together, but one at least
+SELECT key, simhash, content_hash, words, metadata, text
+FROM (
+    SELECT key, simhash, content_hash, words, metadata, CASE WHEN %(with_text)s::boolean THEN text END AS text,
+           sum(pg_column_size(metadata) + CASE WHEN %(with_text)s::boolean THEN coalesce(octet_length(text), 0) ELSE 0 END)
+               OVER (ORDER BY key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
+    FROM (SELECT * FROM document
+          WHERE collection_id = %(collection_id)s::int AND key > %(after)s::text
+          ORDER BY key
+          LIMIT %(limit)s::int) following
+) d
+WHERE coalesce(bytes_before, 0) < %(bytes)s::bigint
+ORDER BY key
+
 -- exact_duplicates: documents of the same content, where there is no fingerprint to find them by
 SELECT d.key, d.simhash, 0, true, d.metadata
 FROM (SELECT FROM collection WHERE id = %(collection_id)s::int AND name = %(collection)s::text) c
@@ -73,3 +170,15 @@ LEFT JOIN document d
       AND d.key IS DISTINCT FROM %(except_key)s::text
 ORDER BY d.key
 LIMIT %(limit)s::int
+
+-- exact_duplicates_of_many: the same for many of one collection; the first of each in the order of the keys
+SELECT q.number, m.key, m.simhash, 0, true, m.metadata
+FROM (SELECT FROM collection WHERE id = %(collection_id)s::int AND name = %(collection)s::text) c
+CROSS JOIN unnest(%(content_hashes)s::bytea[], %(except_keys)s::text[])
+    WITH ORDINALITY q (content_hash, except_key, number)
+LEFT JOIN LATERAL (
+    SELECT key, simhash, metadata FROM document
+    WHERE collection_id = %(collection_id)s::int AND content_hash = q.content_hash AND key IS DISTINCT FROM q.except_key
+    ORDER BY key
+    LIMIT %(limit)s::int) m ON true
+ORDER BY q.number, m.key

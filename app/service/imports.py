@@ -1,0 +1,190 @@
+"""Imports: documents without end, in order, a chunk at a time. While one is written the next is fingerprinted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+
+from anyio import CapacityLimiter, to_thread
+
+from app.core.errors import InvalidEncodingError, InvalidInputError, UnavailableError
+from app.core.model import Outcome
+from app.core.scheme import Scheme, Status
+from app.service.documents import Documents, NewDocument
+from app.service.fingerprinting import digest_of
+from app.store.documents import Write
+
+MOST_ERRORS = 1000  # that are told one by one
+
+# Each keeps a processor busy, and a chunk in memory.
+_CHUNKS_AT_ONCE = CapacityLimiter(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`number`: from 1."""
+
+    number: int
+    content: bytes | InvalidInputError  # an error: why there is nothing to read
+
+
+Read = Callable[[bytes], NewDocument]
+
+
+@dataclass(frozen=True, slots=True)
+class LineError:
+    line: int
+    code: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Imported:
+    """What became of the lines. `complete`: False where the import has stopped before their end."""
+
+    lines: int = 0
+    created: int = 0
+    replaced: int = 0
+    unchanged: int = 0
+    short: int = 0
+    too_short: int = 0
+    failed: int = 0
+    errors: list[LineError] = field(default_factory=list[LineError])  # the first ones
+    complete: bool = True
+
+    def note_error(self, error: LineError) -> None:
+        self.lines += 1
+        self.failed += 1
+        if len(self.errors) < MOST_ERRORS:
+            self.errors.append(error)
+
+    def note_document(self, outcome: Outcome, status: Status) -> None:
+        self.lines += 1
+        self.created += outcome is Outcome.CREATED
+        self.replaced += outcome is Outcome.REPLACED
+        self.unchanged += outcome is Outcome.UNCHANGED
+        self.short += status is Status.SHORT
+        self.too_short += status is Status.TOO_SHORT
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A chunk, read and fingerprinted by a scheme."""
+
+    lines: Sequence[Line]
+    scheme: Scheme
+    writes: list[Write]
+    errors: list[LineError]
+
+
+class _Writing:
+    """What is written while the next chunk is prepared."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self, write: Coroutine[None, None, None]) -> None:
+        """After the one before has ended."""
+        await self.end()
+        self._task = asyncio.create_task(write)
+
+    async def end(self) -> None:
+        """Raises what it has raised."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            await task
+
+    async def settle(self) -> None:
+        """For an import that is broken off: what is under way is written as a whole, or not at all."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():
+                self._task.exception()
+
+
+class Imports:
+    def __init__(self, documents: Documents, *, most_line_bytes: int) -> None:
+        self._documents = documents
+        self.most_line_bytes = most_line_bytes
+
+    async def run(
+        self, name: str, chunks: AsyncIterator[Sequence[Line]], read: Read, *, stop_at_error: bool
+    ) -> Imported:
+        """Writes the documents of all lines, each chunk in one transaction, and tells what became of them.
+
+        Of several lines with one key the last one wins. A line that can't be read or stored is noted and passed over;
+        with `stop_at_error` it ends the import, and nothing of its chunk is written. A collection that doesn't exist is
+        made for the first document.
+        """
+        imported = Imported()
+        writing = _Writing()
+        try:
+            async for lines in chunks:
+                prepared = await self._prepare(name, lines, read)
+                if stop_at_error and prepared.errors:
+                    await writing.end()
+                    imported.note_error(prepared.errors[0])
+                    imported.complete = False
+                    return imported
+                await writing.begin(self._write(name, prepared, read, imported))
+            await writing.end()
+        except UnavailableError as error:
+            raise type(error)(f"{error}. {imported.lines} lines were done before: send all of it again") from error
+        except BaseException:
+            await writing.settle()
+            raise
+        return imported
+
+    async def _prepare(self, name: str, lines: Sequence[Line], read: Read) -> _Prepared:
+        scheme = await self._documents.scheme_for(name)
+        return await to_thread.run_sync(_prepare, lines, read, scheme, limiter=_CHUNKS_AT_ONCE)
+
+    async def _write(self, name: str, prepared: _Prepared, read: Read, imported: Imported) -> None:
+        while True:
+            last = _last_by_key(prepared.writes)
+            outcomes = await self._documents.write_by_scheme(name, prepared.scheme, list(last.values())) if last else []
+            if outcomes is not None:
+                break
+            prepared = await self._prepare(name, prepared.lines, read)  # the collection was made anew meanwhile
+        for error in prepared.errors:
+            imported.note_error(error)
+            imported.complete = error.code != InvalidEncodingError.code
+        becomes = dict(zip(last, outcomes, strict=True))
+        following: dict[str, Write] = {}
+        for write in reversed(prepared.writes):
+            later = following.get(write.key)
+            if later is None:
+                outcome = becomes[write.key]
+            else:
+                outcome = Outcome.UNCHANGED if _same(write, later) else Outcome.REPLACED
+            following[write.key] = write
+            imported.note_document(outcome, write.digest.status)
+
+
+def _prepare(lines: Sequence[Line], read: Read, scheme: Scheme) -> _Prepared:
+    writes: list[Write] = []
+    errors: list[LineError] = []
+    for line in lines:
+        try:
+            if isinstance(line.content, InvalidInputError):
+                raise line.content
+            new = read(line.content)
+            writes.append(new.write(digest_of(new.content, scheme)))
+        except InvalidInputError as error:
+            place = f"{error.pointer}: " if error.pointer else ""
+            errors.append(LineError(line.number, error.code, f"{place}{error}"))
+    return _Prepared(lines, scheme, writes, errors)
+
+
+def _last_by_key(writes: Sequence[Write]) -> dict[str, Write]:
+    """What is left to write for each key. Metadata that a line leaves out is that of the line before."""
+    last: dict[str, Write] = {}
+    for write in writes:
+        earlier = last.get(write.key)
+        keeps = earlier is not None and write.metadata is None
+        last[write.key] = replace(write, metadata=earlier.metadata) if keeps and earlier else write
+    return last
+
+
+def _same(earlier: Write, later: Write) -> bool:
+    """Whether the later of two lines with one key changes nothing."""
+    return earlier.digest == later.digest and later.metadata in (None, earlier.metadata)
