@@ -48,8 +48,8 @@ class Collections:
         collection = await self._catalog.collection(name)
         async with self._database.connection() as connection:
             counts = await collections.count(connection, collection.id)
-            if not counts.documents:
-                await self._catalog.require_current(connection, collection)
+        if counts is None:
+            raise StaleCatalogError
         return collection, counts
 
     async def page(self, *, after: str, limit: int) -> list[Collection]:

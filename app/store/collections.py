@@ -75,12 +75,10 @@ async def last_id(connection: AsyncConnection) -> int:
     return int(row[0])
 
 
-async def count(connection: AsyncConnection, collection_id: int) -> CollectionCounts:
-    """Exact counts, of one snapshot. Reads two indexes of the collection from end to end."""
+async def count(connection: AsyncConnection, collection_id: int) -> CollectionCounts | None:
+    """Exact counts, of one snapshot; None where the collection is gone. Reads two of its indexes from end to end."""
     cursor = connection.cursor(row_factory=class_row(CollectionCounts))
-    counts = await (await cursor.execute(_SQL["count"], {"id": collection_id})).fetchone()
-    assert counts is not None  # noqa: S101  an aggregate without GROUP BY is one row
-    return counts
+    return await (await cursor.execute(_SQL["count"], {"id": collection_id})).fetchone()
 
 
 async def lock(connection: AsyncConnection, collection_id: int) -> None:

@@ -120,8 +120,8 @@ class QueuedLookups:
         """In the order of the queries. StaleCatalogError where the collection is gone."""
         rows: list[list[TupleRow]] = [[] for part, _ in self._parts for _ in part]
         for part, cursor in self._parts:
-            for row in await cursor.fetchall():
-                rows[part[row[0] - 1]].append(row[1:])
+            for number, *row in await cursor.fetchall():
+                rows[part[number - 1]].append(tuple(row))
         if not all(rows):
             raise StaleCatalogError
         return [self._lookup.matches(of_query) for of_query in rows]

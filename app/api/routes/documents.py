@@ -75,7 +75,7 @@ async def _index(
     )
 
 
-@router.post("/documents", responses=_CREATED | problems(400, 413, 415))
+@router.post("/documents", responses=_CREATED | problems(400, 413, 415), response_model_exclude_unset=True)
 async def post_document(
     services: ServicesOfProcess,
     collection: CollectionName,
@@ -113,7 +113,7 @@ async def list_documents(
     return DocumentPage(items=[DocumentAnswer.of(collection, document) for document in page], next_cursor=following)
 
 
-@router.put("/documents/{key:key}", responses=_CREATED | problems(400, 413, 415))
+@router.put("/documents/{key:key}", responses=_CREATED | problems(400, 413, 415), response_model_exclude_unset=True)
 async def put_document(
     services: ServicesOfProcess,
     collection: CollectionName,
@@ -126,7 +126,7 @@ async def put_document(
     return await _index(services, collection, key, body, parameters, response)
 
 
-@router.put("/document", responses=_CREATED | problems(400, 413, 415))
+@router.put("/document", responses=_CREATED | problems(400, 413, 415), response_model_exclude_unset=True)
 async def put_document_by_query(
     services: ServicesOfProcess,
     collection: CollectionName,

@@ -27,7 +27,7 @@ RETURNING id, name, tokenizer, shingle_size, bits, min_words, store_text, ttl, c
 -- last_id: of the collections that there are
 SELECT coalesce(max(id), 0) FROM collection
 
--- count: sizes of a collection; each part runs along one index
+-- count: sizes of a collection; each part runs along one index. No row where the collection is gone
 SELECT d.documents, f.fingerprints, d.documents - d.fingerprinted AS too_short,
        coalesce(e.exact_duplicates, 0) AS exact_duplicates
 FROM (SELECT count(*) AS documents, count(simhash) AS fingerprinted
@@ -39,6 +39,7 @@ FROM (SELECT count(*) AS documents, count(simhash) AS fingerprinted
       FROM (SELECT count(*) AS documents FROM document
             WHERE collection_id = %(id)s::int AND content_hash IS NOT NULL
             GROUP BY content_hash HAVING count(*) > 1) h) e
+WHERE EXISTS (SELECT FROM collection WHERE id = %(id)s::int)
 
 -- delete: the row itself; what it held is purged later
 WITH deleted AS (DELETE FROM collection WHERE id = %(id)s::int RETURNING id)

@@ -81,16 +81,19 @@ WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
 -- digests: what is known of documents by their keys
 SELECT key, simhash, content_hash, words FROM document
 WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
+  AND EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int)
 
 -- get: one document
 SELECT key, simhash, content_hash, words, metadata, created_at, updated_at
 FROM document
 WHERE collection_id = %(collection_id)s::int AND key = %(key)s::text
+  AND EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int)
 
 -- page: documents after a key, in the order of their keys
 SELECT key, simhash, content_hash, words, metadata, created_at, updated_at
 FROM document
 WHERE collection_id = %(collection_id)s::int AND key > %(after)s::text
+  AND EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int)
 ORDER BY key
 LIMIT %(limit)s::int
 
@@ -118,11 +121,13 @@ LIMIT %(limit)s::int
 -- delete: one document; its fingerprint row stays, the join to documents hides it
 DELETE FROM document
 WHERE collection_id = %(collection_id)s::int AND key = %(key)s::text
+  AND EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int)
 
 -- delete_many: in the order of their keys, so that two of these don't wait for one another
 WITH locked AS MATERIALIZED (
     SELECT key FROM document
     WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
+      AND EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int)
     ORDER BY key
     FOR UPDATE)
 DELETE FROM document d USING locked
@@ -156,6 +161,7 @@ FROM (
                OVER (ORDER BY key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
     FROM (SELECT * FROM document
           WHERE collection_id = %(collection_id)s::int AND key > %(after)s::text
+            AND EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int)
           ORDER BY key
           LIMIT %(limit)s::int) following
 ) d
