@@ -1,8 +1,9 @@
 """What a request needs to know beforehand, remembered by the process: collections and layouts.
 
-Remembering is safe, since all of it is checked where it is used. A lookup's statement yields no row where the
-collection is gone (what it held may be there for a while), a write checks collection, ttl and layouts behind its lock, and a table that was dropped raises
-UndefinedTable. A retired layout that is still remembered stays exact as long as its table stands: writes go to it.
+Remembering is safe, since all of it is checked where it is used. A statement that reads asks whether the collection
+still is, since what it held may be there for a while; a write checks collection, ttl and layouts behind its lock, and a
+table that was dropped raises UndefinedTable. A retired layout that is still remembered stays exact as long as its table
+stands: writes go to it.
 Layouts are read again every few seconds all the same, so that a rebuild takes effect before its old table goes.
 """
 
