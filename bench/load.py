@@ -61,9 +61,20 @@ class _Client(asyncio.Protocol):
             self._done.set_result(None)
 
 
-async def load(port: int, paths: Sequence[str], *, connections: int, seconds: float) -> Load:
-    """Throughput and latency of GET requests for `paths`, over and over. RuntimeError at an answer other than 200."""
-    requests = cycle([f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode() for path in paths])
+def get(path: str) -> bytes:
+    """The request, as it goes over the wire."""
+    return f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode()
+
+
+def post(path: str, body: bytes) -> bytes:
+    """The same, for a JSON body."""
+    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+async def load(port: int, each: Sequence[bytes], *, connections: int, seconds: float) -> Load:
+    """Throughput and latency of these requests, over and over. RuntimeError at an answer other than 200."""
+    requests = cycle(each)
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
     ends: list[asyncio.Future[None]] = []

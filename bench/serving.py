@@ -1,5 +1,6 @@
 """Lookups over HTTP beside an endpoint that does nothing, on the real process."""
 
+import json
 import os
 import signal
 import socket
@@ -17,9 +18,10 @@ import uvloop
 
 from app.core.fingerprint import to_hex
 from bench.data import COLLECTION, Filled
-from bench.load import Load, load
+from bench.load import Load, get, load, post
 
 _CONNECTIONS = 8
+_BATCH_CONNECTIONS = 2
 _ROUNDS = 3  # in turn, so that a machine that slows down slows both
 _PATIENCE = 60  # seconds
 
@@ -28,22 +30,28 @@ _PATIENCE = 60  # seconds
 class Serving:
     idle: Load
     lookups: Load
+    batched_per_second: float  # lookups, a thousand a request
     resident_megabytes: float | None  # of the process before its first request; None where /proc isn't
 
 
 def measure(conninfo: str, filled: Filled, seconds: float) -> Serving:
-    paths = [f"/v1/collections/{COLLECTION}/near-duplicates?fingerprint={to_hex(query)}" for query in filled.queries]
+    path = f"/v1/collections/{COLLECTION}/near-duplicates"
+    fingerprints = [to_hex(query) for query in filled.queries]
+    lookups = [get(f"{path}?fingerprint={fingerprint}") for fingerprint in fingerprints]
+    queries = {"queries": [{"fingerprint": fingerprint} for fingerprint in fingerprints], "threshold": 3}
+    batch = [post(f"{path}/batch", json.dumps(queries).encode())]
     with service(conninfo) as (port, process):
-        resident = _resident_megabytes(process)
+        resident = megabytes(process, "VmRSS")
         rounds = [
             (
-                uvloop.run(load(port, ["/livez"], connections=_CONNECTIONS, seconds=seconds)),
-                uvloop.run(load(port, paths, connections=_CONNECTIONS, seconds=seconds)),
+                uvloop.run(load(port, [get("/livez")], connections=_CONNECTIONS, seconds=seconds)),
+                uvloop.run(load(port, lookups, connections=_CONNECTIONS, seconds=seconds)),
             )
             for _ in range(_ROUNDS)
         ]
-    idle, lookups = sorted(rounds, key=lambda pair: pair[1].per_second / pair[0].per_second)[_ROUNDS // 2]
-    return Serving(idle, lookups, resident)
+        batches = uvloop.run(load(port, batch, connections=_BATCH_CONNECTIONS, seconds=seconds))
+    idle, single = sorted(rounds, key=lambda pair: pair[1].per_second / pair[0].per_second)[_ROUNDS // 2]
+    return Serving(idle, single, batches.per_second * len(filled.queries), resident)
 
 
 @contextmanager
@@ -78,9 +86,10 @@ def _wait(port: int) -> None:
             time.sleep(0.1)
 
 
-def _resident_megabytes(process: int) -> float | None:
+def megabytes(process: int, name: str) -> float | None:
+    """Of its memory now (VmRSS) or at most until now (VmHWM); None where /proc isn't."""
     status = Path(f"/proc/{process}/status")
     if not status.exists():
         return None
-    [line] = [line for line in status.read_text().splitlines() if line.startswith("VmRSS:")]
+    [line] = [line for line in status.read_text().splitlines() if line.startswith(f"{name}:")]
     return int(line.split()[1]) / 1024

@@ -1,0 +1,264 @@
+"""What the service can be asked: each call is a request, and how its answer is read. Nothing here does I/O."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypedDict, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, TypeAdapter
+
+from app.api.answers import (
+    CollectionAnswer,
+    CollectionDetail,
+    CollectionPage,
+    DeletedAnswer,
+    DistanceAnswer,
+    DocumentAnswer,
+    DocumentBatchAnswer,
+    DocumentPage,
+    FingerprintAnswer,
+    ImportAnswer,
+    IndexAnswer,
+    LookupAnswer,
+    LookupBatchAnswer,
+    WrittenAnswer,
+)
+
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
+
+LINES = "application/x-ndjson"
+
+_Object = TypeAdapter(dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A request. `read` makes its result of the body of the answer; ValueError where that is something else."""
+
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    parameters: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: bytes | None = None  # JSON
+
+
+class Contents(TypedDict, total=False):
+    """One of text, fingerprint (16 hex digits) and simhash (a decimal), and for a document, if need be, metadata."""
+
+    text: str
+    fingerprint: str
+    simhash: str
+    metadata: dict[str, Any]
+
+
+class NewDocument(Contents):
+    key: str
+
+
+class Query(TypedDict, total=False):
+    """One of text, fingerprint (16 hex digits), simhash (a decimal) and key (of a stored document)."""
+
+    text: str
+    fingerprint: str
+    simhash: str
+    key: str
+
+
+def index(
+    collection: str,
+    key: str,
+    *,
+    text: str | None = None,
+    fingerprint: str | None = None,
+    simhash: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    near_duplicates: bool = True,
+    threshold: int | None = None,
+    limit: int | None = None,
+) -> Call[IndexAnswer]:
+    """Index a document, and see what it resembles."""
+    return Call(
+        "PUT",
+        f"{_path(collection)}/document",
+        _reader(IndexAnswer),
+        {"key": key, **_parameters(near_duplicates=near_duplicates, threshold=threshold, limit=limit)},
+        _json(text=text, fingerprint=fingerprint, simhash=simhash, metadata=metadata),
+    )
+
+
+def index_many(collection: str, documents: Sequence[NewDocument]) -> Call[list[WrittenAnswer]]:
+    """Index up to 1,000 documents, all or none of them."""
+    return Call(
+        "POST",
+        f"{_path(collection)}/documents/batch",
+        lambda body: _reader(DocumentBatchAnswer)(body).results,
+        body=_json(documents=documents),
+    )
+
+
+def near(
+    collection: str,
+    *,
+    text: str | None = None,
+    fingerprint: str | None = None,
+    simhash: str | None = None,
+    key: str | None = None,
+    threshold: int | None = None,
+    limit: int | None = None,
+    explain: bool = False,
+) -> Call[LookupAnswer]:
+    """The near-duplicates of one of text, fingerprint, simhash and stored document; the nearest first."""
+    return Call(
+        "POST",
+        f"{_path(collection)}/near-duplicates",
+        _reader(LookupAnswer),
+        body=_json(
+            text=text,
+            fingerprint=fingerprint,
+            simhash=simhash,
+            key=key,
+            threshold=threshold,
+            limit=limit,
+            explain=explain,
+        ),
+    )
+
+
+def near_many(
+    collection: str, queries: Sequence[Query], *, threshold: int | None = None, limit: int | None = None
+) -> Call[list[LookupAnswer]]:
+    """The near-duplicates of up to 1,000 queries, in their order."""
+    return Call(
+        "POST",
+        f"{_path(collection)}/near-duplicates/batch",
+        lambda body: _reader(LookupBatchAnswer)(body).results,
+        body=_json(queries=queries, threshold=threshold, limit=limit),
+    )
+
+
+def near_many_across(
+    collections: Sequence[str], queries: Sequence[Query], *, threshold: int | None = None, limit: int | None = None
+) -> Call[list[LookupAnswer]]:
+    """The same over several collections of one scheme; each match names its collection."""
+    return Call(
+        "POST",
+        "/v1/near-duplicates/batch",
+        lambda body: _reader(LookupBatchAnswer)(body).results,
+        body=_json(collections=collections, queries=queries, threshold=threshold, limit=limit),
+    )
+
+
+def document(collection: str, key: str) -> Call[DocumentAnswer]:
+    """Read a document."""
+    return Call("GET", f"{_path(collection)}/document", _reader(DocumentAnswer), {"key": key})
+
+
+def documents(collection: str, *, limit: int | None = None, cursor: str | None = None) -> Call[DocumentPage]:
+    """A page of documents in the order of their keys; `cursor` is the `next_cursor` of the page before."""
+    return Call("GET", f"{_path(collection)}/documents", _reader(DocumentPage), _parameters(limit=limit, cursor=cursor))
+
+
+def delete(collection: str, key: str) -> Call[None]:
+    """Delete a document."""
+    return Call("DELETE", f"{_path(collection)}/document", _nothing, {"key": key})
+
+
+def delete_many(collection: str, keys: Sequence[str]) -> Call[int]:
+    """Delete up to 1,000 documents; how many there were."""
+    return Call(
+        "POST",
+        f"{_path(collection)}/documents/delete",
+        lambda body: _reader(DeletedAnswer)(body).deleted,
+        body=_json(keys=keys),
+    )
+
+
+def fingerprint(text: str) -> Call[FingerprintAnswer]:
+    """The fingerprint of a text; nothing is stored."""
+    return Call("POST", "/v1/fingerprints", _reader(FingerprintAnswer), body=_json(text=text))
+
+
+def distance(a: str, b: str) -> Call[int]:
+    """How many bits of two fingerprints, in hex, differ."""
+    return Call("GET", "/v1/distance", lambda body: _reader(DistanceAnswer)(body).distance, {"a": a, "b": b})
+
+
+def create_collection(
+    name: str, *, scheme: Mapping[str, int] | None = None, store_text: bool = True, ttl: int | None = None
+) -> Call[CollectionAnswer]:
+    """Create a collection; `scheme`: shingle_size, bits and min_words that differ from the article's."""
+    return Call(
+        "POST",
+        "/v1/collections",
+        _reader(CollectionAnswer),
+        body=_json(name=name, scheme=scheme, store_text=store_text, ttl=ttl),
+    )
+
+
+def collection(name: str) -> Call[CollectionDetail]:
+    """Its settings and what it holds."""
+    return Call("GET", _path(name), _reader(CollectionDetail))
+
+
+def collections(*, limit: int | None = None, cursor: str | None = None) -> Call[CollectionPage]:
+    """A page of collections in the order of their names."""
+    return Call("GET", "/v1/collections", _reader(CollectionPage), _parameters(limit=limit, cursor=cursor))
+
+
+def set_ttl(name: str, ttl: int | None) -> Call[CollectionAnswer]:
+    """Let documents go that weren't indexed again for so many seconds; None: they stay."""
+    return Call("PATCH", _path(name), _reader(CollectionAnswer), body=json.dumps({"ttl": ttl}).encode())
+
+
+def delete_collection(name: str) -> Call[None]:
+    """Delete a collection with all that it holds."""
+    return Call("DELETE", _path(name), _nothing)
+
+
+def import_lines(collection: str, *, on_error: Literal["continue", "abort"] = "continue") -> Call[ImportAnswer]:
+    """Takes its body from elsewhere."""
+    return Call("POST", f"{_path(collection)}/import", _reader(ImportAnswer), {"on_error": on_error})
+
+
+def export_lines(collection: str, *, text: bool = False) -> Call[bytes]:
+    """Its answer is read line by line."""
+    return Call("GET", f"{_path(collection)}/export", bytes, _parameters(text=text))
+
+
+def post(path: str, body: Mapping[str, Any]) -> Call[dict[str, Any]]:
+    """What has no method of its own."""
+    return Call("POST", path, _Object.validate_json, body=json.dumps(body).encode())
+
+
+def get(path: str) -> Call[dict[str, Any]]:
+    """As above."""
+    return Call("GET", path, _Object.validate_json)
+
+
+def _path(collection: str) -> str:
+    return f"/v1/collections/{quote(collection, safe='')}"
+
+
+def _reader(model: type[Model]) -> Callable[[bytes], Model]:
+    """A newer service may say more."""
+    return lambda body: model.model_validate_json(body, extra="ignore")
+
+
+def _nothing(_: bytes) -> None:
+    return None
+
+
+def _parameters(**given: str | float | bool | None) -> dict[str, str]:
+    """What is None is left out."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _json(**members: object) -> bytes:
+    """In ASCII, so that whatever a string holds arrives at the service. What is None is left out."""
+    return json.dumps({name: value for name, value in members.items() if value is not None}).encode()

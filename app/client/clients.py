@@ -1,0 +1,309 @@
+"""The two clients: the same calls, sent by httpx2, in threads or in an event loop."""
+
+import json
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+
+import httpx2
+from anyio import sleep
+from pydantic import TypeAdapter, ValidationError
+
+from app.api.answers import ImportAnswer
+from app.client import calls
+from app.client.calls import Call
+from app.client.errors import ServiceError, UnavailableServiceError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+TIMEOUT = 60.0  # seconds, without a byte
+
+# A service that starts or is busy, or a proxy before one that is away.
+_UNAVAILABLE = (502, 503, 504)
+_PAUSE = 0.5  # seconds between two attempts
+_SLICE = 1 << 16  # bytes of an import sent at once
+
+_Problem = TypeAdapter(dict[str, Any])
+
+
+def _sync(build: Callable[P, Call[T]]) -> "Callable[Concatenate[Tiroir, P], T]":
+    @wraps(build)
+    def method(self: "Tiroir", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.send(build(*args, **kwargs))
+
+    return method
+
+
+def _async(build: Callable[P, Call[T]]) -> "Callable[Concatenate[AsyncTiroir, P], Awaitable[T]]":
+    @wraps(build)
+    async def method(self: "AsyncTiroir", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.send(build(*args, **kwargs))
+
+    return method
+
+
+class Tiroir:
+    """Close it, or use it in a `with` statement. Every method raises ServiceError."""
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, api_key: str | None = None, timeout: float = TIMEOUT, patience: float = 0.0
+    ) -> None:
+        """`patience`: for so many seconds a call is repeated while the service is away or can't answer.
+
+        `api_key` goes along as a bearer token.
+        """
+        self._patience = patience
+        with _readable(url):
+            self._client = httpx2.Client(base_url=url, headers=_headers(api_key), timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def send(self, call: Call[T]) -> T:
+        """The result of a call. UnavailableServiceError when patience is at its end."""
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                return _result(call, self._request(call, call.body, _JSON))
+            except UnavailableServiceError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_PAUSE)
+
+    def _request(self, call: Call[Any], body: bytes | Iterable[bytes] | None, kind: str) -> httpx2.Response:
+        with _answering(str(self._client.base_url)):
+            return self._client.request(
+                call.method, call.path, params=call.parameters, content=body, headers=_content(body, kind)
+            )
+
+    index = _sync(calls.index)
+    index_many = _sync(calls.index_many)
+    near = _sync(calls.near)
+    near_many = _sync(calls.near_many)
+    near_many_across = _sync(calls.near_many_across)
+    document = _sync(calls.document)
+    documents = _sync(calls.documents)
+    delete = _sync(calls.delete)
+    delete_many = _sync(calls.delete_many)
+    fingerprint = _sync(calls.fingerprint)
+    distance = _sync(calls.distance)
+    create_collection = _sync(calls.create_collection)
+    collection = _sync(calls.collection)
+    collections = _sync(calls.collections)
+    set_ttl = _sync(calls.set_ttl)
+    delete_collection = _sync(calls.delete_collection)
+
+    def import_documents(
+        self,
+        collection: str,
+        documents: Iterable[Mapping[str, Any] | bytes],
+        *,
+        on_error: Literal["continue", "abort"] = "continue",
+    ) -> ImportAnswer:
+        """Index any number of documents, in one request: objects, or lines of JSON. Not repeated by itself."""
+        call = calls.import_lines(collection, on_error=on_error)
+        return _result(call, self._request(call, _sliced(map(_line, documents)), calls.LINES))
+
+    def export(self, collection: str, *, text: bool = False) -> Iterator[bytes]:
+        """All documents, a line of JSON each, that `import_documents` takes back."""
+        call = calls.export_lines(collection, text=text)
+        with (
+            _answering(str(self._client.base_url)),
+            self._client.stream(call.method, call.path, params=call.parameters) as answer,
+        ):
+            if not answer.is_success:
+                answer.read()
+                _result(call, answer)
+            rest = b""
+            for part in answer.iter_bytes():
+                *lines, rest = (rest + part).split(b"\n")
+                yield from lines
+
+
+class AsyncTiroir:
+    """The same, to await."""
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, api_key: str | None = None, timeout: float = TIMEOUT, patience: float = 0.0
+    ) -> None:
+        """As for `Tiroir`."""
+        self._patience = patience
+        with _readable(url):
+            self._client = httpx2.AsyncClient(base_url=url, headers=_headers(api_key), timeout=timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def send(self, call: Call[T]) -> T:
+        """The result of a call. UnavailableServiceError when patience is at its end."""
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                return _result(call, await self._request(call, call.body, _JSON))
+            except UnavailableServiceError:
+                if time.monotonic() > until:
+                    raise
+                await sleep(_PAUSE)
+
+    async def _request(self, call: Call[Any], body: bytes | AsyncIterable[bytes] | None, kind: str) -> httpx2.Response:
+        with _answering(str(self._client.base_url)):
+            return await self._client.request(
+                call.method, call.path, params=call.parameters, content=body, headers=_content(body, kind)
+            )
+
+    index = _async(calls.index)
+    index_many = _async(calls.index_many)
+    near = _async(calls.near)
+    near_many = _async(calls.near_many)
+    near_many_across = _async(calls.near_many_across)
+    document = _async(calls.document)
+    documents = _async(calls.documents)
+    delete = _async(calls.delete)
+    delete_many = _async(calls.delete_many)
+    fingerprint = _async(calls.fingerprint)
+    distance = _async(calls.distance)
+    create_collection = _async(calls.create_collection)
+    collection = _async(calls.collection)
+    collections = _async(calls.collections)
+    set_ttl = _async(calls.set_ttl)
+    delete_collection = _async(calls.delete_collection)
+
+    async def import_documents(
+        self,
+        collection: str,
+        documents: Iterable[Mapping[str, Any] | bytes] | AsyncIterable[Mapping[str, Any] | bytes],
+        *,
+        on_error: Literal["continue", "abort"] = "continue",
+    ) -> ImportAnswer:
+        """Index any number of documents, in one request: objects, or lines of JSON. Not repeated by itself."""
+        call = calls.import_lines(collection, on_error=on_error)
+        return _result(call, await self._request(call, _lines(documents), calls.LINES))
+
+    async def export(self, collection: str, *, text: bool = False) -> AsyncIterator[bytes]:
+        """All documents, a line of JSON each, that `import_documents` takes back."""
+        call = calls.export_lines(collection, text=text)
+        async with (
+            _answering_async(str(self._client.base_url)),
+            self._client.stream(call.method, call.path, params=call.parameters) as answer,
+        ):
+            if not answer.is_success:
+                await answer.aread()
+                _result(call, answer)
+            rest = b""
+            async for part in answer.aiter_bytes():
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    yield line
+
+
+_JSON = "application/json"
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+
+def _content(body: object, kind: str) -> dict[str, str]:
+    return {} if body is None else {"Content-Type": kind}
+
+
+def _line(document: Mapping[str, Any] | bytes) -> bytes:
+    return (document if isinstance(document, bytes) else json.dumps(document).encode()) + b"\n"
+
+
+def _sliced(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Many lines at once: each part of a body is a call of the operating system."""
+    begun: list[bytes] = []
+    size = 0
+    for line in lines:
+        begun.append(line)
+        size += len(line)
+        if size >= _SLICE:
+            yield b"".join(begun)
+            begun, size = [], 0
+    yield b"".join(begun)
+
+
+async def _lines(
+    documents: Iterable[Mapping[str, Any] | bytes] | AsyncIterable[Mapping[str, Any] | bytes],
+) -> AsyncIterator[bytes]:
+    if isinstance(documents, AsyncIterable):
+        async for document in documents:
+            yield _line(document)
+    else:
+        for part in _sliced(map(_line, documents)):
+            yield part
+
+
+@contextmanager
+def _readable(url: str) -> Iterator[None]:
+    try:
+        yield
+    except httpx2.InvalidURL:
+        raise ServiceError(f"{shown(url)} is no URL of a service") from None
+
+
+@contextmanager
+def _answering(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL):
+        raise ServiceError(f"{shown(url)} is no URL of a service: it begins with http:// or https://") from None
+    except httpx2.HTTPError as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise UnavailableServiceError(f"no answer from {shown(url)}: {reason}. Is it running?") from None
+
+
+@asynccontextmanager
+async def _answering_async(url: str) -> AsyncIterator[None]:
+    with _answering(url):
+        yield
+
+
+def _result(call: Call[T], answer: httpx2.Response) -> T:
+    """UnavailableServiceError where the service can't answer now; ServiceError for all else that is no success."""
+    kind = UnavailableServiceError if answer.status_code in _UNAVAILABLE else ServiceError
+    if answer.is_success:
+        try:
+            return call.read(answer.content)
+        except ValidationError:
+            problem: dict[str, Any] = {}
+    else:
+        try:
+            problem = _Problem.validate_json(answer.content)
+        except ValidationError:
+            problem = {}
+    if "detail" not in problem:
+        raise kind(
+            f"status {answer.status_code} from {shown(str(answer.url))}: is it a Tiroir service?",
+            status=answer.status_code,
+        )
+    raise kind(str(problem["detail"]), status=answer.status_code, code=problem.get("code"))
+
+
+def shown(url: str) -> str:
+    """Without the user and the password that it may hold."""
+    scheme, separator, rest = url.rpartition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
