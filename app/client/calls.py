@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
+from app.api.admin_answers import LayoutAnswer, OperationAnswer
 from app.api.answers import (
     CollectionAnswer,
     CollectionDetail,
@@ -29,8 +30,6 @@ T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
 LINES = "application/x-ndjson"
-
-_Object = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +226,34 @@ def export_lines(collection: str, *, text: bool = False) -> Call[bytes]:
     return Call("GET", f"{_path(collection)}/export", bytes, _parameters(text=text))
 
 
-def post(path: str, body: Mapping[str, Any]) -> Call[dict[str, Any]]:
-    """What has no method of its own."""
-    return Call("POST", path, _Object.validate_json, body=json.dumps(body).encode())
+def begin_rebuild(threshold: int, *, bands: int | None = None, force: bool = False) -> Call[OperationAnswer]:
+    """Rebuild the bands for another default threshold, while lookups and writes go on."""
+    return Call(
+        "POST",
+        "/v1/admin/rebuilds",
+        _reader(OperationAnswer),
+        body=_json(threshold=threshold, bands=bands, force=force),
+    )
 
 
-def get(path: str) -> Call[dict[str, Any]]:
-    """As above."""
-    return Call("GET", path, _Object.validate_json)
+def rebuild(operation_id: int) -> Call[OperationAnswer]:
+    """How far a rebuild is, or how it ended."""
+    return Call("GET", f"/v1/admin/rebuilds/{operation_id}", _reader(OperationAnswer))
+
+
+def begin_audit(*, sample: int | None = None, threshold: int | None = None) -> Call[OperationAnswer]:
+    """Compare lookups near stored fingerprints with a full scan."""
+    return Call("POST", "/v1/admin/audits", _reader(OperationAnswer), body=_json(sample=sample, threshold=threshold))
+
+
+def audit(operation_id: int) -> Call[OperationAnswer]:
+    """How far an audit is, or what it found."""
+    return Call("GET", f"/v1/admin/audits/{operation_id}", _reader(OperationAnswer))
+
+
+def layout() -> Call[LayoutAnswer]:
+    """The bands in use, their fullest buckets, and what lookups are expected to cost."""
+    return Call("GET", "/v1/admin/layout", _reader(LayoutAnswer))
 
 
 def _path(collection: str) -> str:

@@ -2,7 +2,18 @@
 
 import json
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
 from types import TracebackType
@@ -74,10 +85,13 @@ class Tiroir:
 
     def send(self, call: Call[T]) -> T:
         """The result of a call. UnavailableServiceError when patience is at its end."""
+        return self._patiently(lambda: _result(call, self._request(call, call.body, _JSON)))
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
         until = time.monotonic() + self._patience
         while True:
             try:
-                return _result(call, self._request(call, call.body, _JSON))
+                return attempt()
             except UnavailableServiceError:
                 if time.monotonic() > until:
                     raise
@@ -105,6 +119,11 @@ class Tiroir:
     collections = _sync(calls.collections)
     set_ttl = _sync(calls.set_ttl)
     delete_collection = _sync(calls.delete_collection)
+    begin_rebuild = _sync(calls.begin_rebuild)
+    rebuild = _sync(calls.rebuild)
+    begin_audit = _sync(calls.begin_audit)
+    audit = _sync(calls.audit)
+    layout = _sync(calls.layout)
 
     def import_documents(
         self,
@@ -113,9 +132,16 @@ class Tiroir:
         *,
         on_error: Literal["continue", "abort"] = "continue",
     ) -> ImportAnswer:
-        """Index any number of documents, in one request: objects, or lines of JSON. Not repeated by itself."""
+        """Index any number of documents, in one request: objects, or lines of JSON.
+
+        A sequence is sent again while patience lasts; anything else that can be gone through only once is not.
+        """
         call = calls.import_lines(collection, on_error=on_error)
-        return _result(call, self._request(call, _sliced(map(_line, documents)), calls.LINES))
+
+        def attempt() -> ImportAnswer:
+            return _result(call, self._request(call, _sliced(map(_line, documents)), calls.LINES))
+
+        return self._patiently(attempt) if isinstance(documents, Sequence) else attempt()
 
     def export(self, collection: str, *, text: bool = False) -> Iterator[bytes]:
         """All documents, a line of JSON each, that `import_documents` takes back."""
@@ -188,6 +214,11 @@ class AsyncTiroir:
     collections = _async(calls.collections)
     set_ttl = _async(calls.set_ttl)
     delete_collection = _async(calls.delete_collection)
+    begin_rebuild = _async(calls.begin_rebuild)
+    rebuild = _async(calls.rebuild)
+    begin_audit = _async(calls.begin_audit)
+    audit = _async(calls.audit)
+    layout = _async(calls.layout)
 
     async def import_documents(
         self,
@@ -257,7 +288,7 @@ async def _lines(
 
 
 @contextmanager
-def _readable(url: str) -> Iterator[None]:
+def _readable(url: str) -> Generator[None]:
     try:
         yield
     except httpx2.InvalidURL:
@@ -265,7 +296,7 @@ def _readable(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def _answering(url: str) -> Iterator[None]:
+def _answering(url: str) -> Generator[None]:
     try:
         yield
     except (httpx2.UnsupportedProtocol, httpx2.InvalidURL):
@@ -276,7 +307,7 @@ def _answering(url: str) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _answering_async(url: str) -> AsyncIterator[None]:
+async def _answering_async(url: str) -> AsyncGenerator[None]:
     with _answering(url):
         yield
 

@@ -7,7 +7,7 @@ class ServiceError(TiroirError):
     """The service can't be reached, or has refused."""
 
     def __init__(self, detail: str, *, status: int | None = None, code: str | None = None) -> None:
-        """`status` of HTTP and `code` of the problem (docs/errors.md): None where there was no answer, or no problem."""
+        """`status` of HTTP and `code` of the problem (docs/errors.md), where there was one."""
         super().__init__(detail)
         self.status = status
         self.problem = code

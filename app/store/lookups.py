@@ -118,10 +118,10 @@ class QueuedLookups:
 
     async def result(self) -> list[Matches]:
         """In the order of the queries. StaleCatalogError where the collection is gone."""
-        rows: list[list[TupleRow]] = [[] for part, _ in self._parts for _ in part]
-        for part, cursor in self._parts:
-            for number, *row in await cursor.fetchall():
-                rows[part[number - 1]].append(tuple(row))
+        rows: list[list[TupleRow]] = [[] for numbers, _ in self._parts for _ in numbers]
+        for numbers, cursor in self._parts:
+            for position, *row in await cursor.fetchall():
+                rows[numbers[int(position) - 1]].append(tuple(row))
         if not all(rows):
             raise StaleCatalogError
         return [self._lookup.matches(of_query) for of_query in rows]

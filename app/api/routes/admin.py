@@ -5,15 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from app.api import cursor
+from app.api.admin_answers import LayoutAnswer, OperationAnswer, OperationPage
 from app.api.admin_schemas import (
     MAX_ID,
-    LayoutAnswer,
     NewAudit,
     NewRebuild,
-    OperationAnswer,
     OperationId,
-    OperationPage,
     OperationPageParameters,
+    layout_answer,
 )
 from app.api.routing import NO_PARAMETERS, JsonRoute, ServicesOfProcess, problems
 from app.core.model import Json, OperationKind
@@ -54,7 +53,7 @@ async def _page(services: Services, kind: OperationKind, parameters: OperationPa
 @router.get("/layout", responses=problems(), dependencies=[NO_PARAMETERS])
 async def get_layout(services: ServicesOfProcess) -> LayoutAnswer:
     """The bands in use, their fullest buckets, what lookups are expected to cost. Reads the indexes of all bands."""
-    return LayoutAnswer.of(await services.layout_reports.report())
+    return layout_answer(await services.layout_reports.report())
 
 
 @router.post("/rebuilds", status_code=202, responses=problems(400, 409, 413, 415), dependencies=[NO_PARAMETERS])

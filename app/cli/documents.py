@@ -1,0 +1,269 @@
+"""The commands that index, look up, export and delete documents of a running service."""
+
+import gzip
+import os
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from app.api.answers import CollectionAnswer, ImportAnswer, LookupAnswer
+from app.cli.sources import STANDARD, Record, Sources, batches, printable, read_text
+from app.cli.status import Exit, IncompleteError, OutputError, UsageError
+from app.client import Tiroir
+
+# A request of an import: some seconds of work, and some megabytes here and there.
+_RECORDS = 10_000
+_BYTES = 16 * 1024 * 1024
+_KEYS = 1000  # of a request that deletes
+
+_COUNTS = ("created", "replaced", "unchanged", "short", "too_short", "failed")
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of all records so far."""
+
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+
+    @property
+    def documents(self) -> int:
+        return sum(self.counts[name] for name in ("created", "replaced", "unchanged", "failed"))
+
+    def add(self, answer: ImportAnswer) -> None:
+        for name in _COUNTS:
+            self.counts[name] += getattr(answer, name)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{self.counts[name]:,} {name}" for name in _COUNTS)
+
+
+class Commands:
+    """`as_json`: for programs. Results go to standard output, all else to standard error."""
+
+    def __init__(self, tiroir: Tiroir, *, as_json: bool) -> None:
+        self._tiroir = tiroir
+        self._as_json = as_json
+        self._messages = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def index(self, collection: str, sources: Sources, *, on_error: Literal["continue", "abort"]) -> None:
+        """IncompleteError where a document couldn't be read or stored; ServiceError where nothing can be done."""
+        tally = _Tally()
+        with self._progress(total=sources.size or None) as advance:
+            for batch, answer in self._imported(collection, sources, on_error):
+                self._tell(batch, answer)
+                tally.add(answer)
+                advance(sources.position, tally.documents)
+                if not answer.complete:
+                    break
+        self._print(tally.counts, str(tally))
+        if tally.counts["failed"]:
+            rest = "the rest was not read" if on_error == "abort" else "the others are indexed"
+            raise IncompleteError(f"{tally.counts['failed']:,} of {tally.documents:,} failed; {rest}")
+
+    def _imported(
+        self, collection: str, sources: Sources, on_error: Literal["continue", "abort"]
+    ) -> Iterator[tuple[list[Record], ImportAnswer]]:
+        """While the service works on one batch the next is read."""
+        with ThreadPoolExecutor(1) as sending:
+            under_way = None
+            for batch in batches(sources.records(), most_records=_RECORDS, most_bytes=_BYTES):
+                if under_way is not None:
+                    earlier, answer = under_way
+                    yield earlier, answer.result()
+                under_way = batch, sending.submit(self._import, collection, batch, on_error)
+            if under_way is not None:
+                yield under_way[0], under_way[1].result()
+
+    def _import(self, collection: str, batch: Sequence[Record], on_error: Literal["continue", "abort"]) -> ImportAnswer:
+        """What can't be read goes as an empty line, so that lines keep their numbers."""
+        refused = [number for number, record in enumerate(batch) if record.line is None]
+        if refused and on_error == "abort":
+            batch = batch[: refused[0]]
+        lines = [record.line or b"" for record in batch]
+        answer = self._tiroir.import_documents(collection, lines, on_error=on_error)
+        if on_error == "abort":
+            refused = refused[:1] if answer.complete else []
+            answer.complete = answer.complete and not refused
+        answer.failed += len(refused)
+        return answer
+
+    def _tell(self, batch: Sequence[Record], answer: ImportAnswer) -> None:
+        for record in batch:
+            if record.line is None:
+                self._complain(f"{record.place}: {record.refusal}")
+                if not answer.complete:
+                    return
+        for error in answer.errors:
+            self._complain(f"{batch[error.line - 1].place}: {error.code}: {printable(error.detail)}")
+
+    def near(self, collection: str, query: dict[str, Any]) -> None:
+        """One of text, fingerprint and key, with threshold and limit."""
+        found = self._tiroir.near(collection, **query)
+        self._print(found, _spelled(found))
+        if found.status == "too_short":
+            self._complain("the text is too short for a fingerprint: only exact duplicates can be found")
+        elif found.status == "short" and not found.matches:
+            self._complain("the text is short: a near-duplicate is often further away than the threshold")
+        if found.truncated:
+            self._complain("there are more: --limit")
+
+    def fingerprint(self, texts: Iterable[tuple[str, str]]) -> None:
+        """Of texts, each with its name."""
+        for name, text in texts:
+            made = self._tiroir.fingerprint(text)
+            fingerprint = made.fingerprint or "too_short"
+            self._print({"name": name, **made.model_dump(mode="json")}, f"{fingerprint}  {printable(name)}")
+
+    def export(self, collection: str, output: Path, *, text: bool) -> None:
+        """A file appears when it is complete."""
+        total = self._tiroir.collection(collection).counts.documents
+        with self._progress(total=total) as advance, _written(output) as write:
+            for number, line in enumerate(self._tiroir.export(collection, text=text), 1):
+                write(line + b"\n")
+                if number % 1000 == 0:
+                    advance(number, number)
+
+    def collections(self, name: str | None) -> None:
+        """One with what it holds, or all."""
+        if name is not None:
+            detail = self._tiroir.collection(name)
+            counts = ", ".join(f"{count:,} {what}" for what, count in detail.counts.model_dump().items())
+            self._print(detail, f"{_described(detail)}: {counts}")
+            return
+        cursor = None
+        while True:
+            page = self._tiroir.collections(limit=1000, cursor=cursor)
+            for each in page.items:
+                self._print(each, _described(each))
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def delete(self, collection: str, keys: Iterable[str]) -> None:
+        deleted = 0
+        batch: list[str] = []
+        for key in keys:
+            batch.append(key)
+            if len(batch) == _KEYS:
+                deleted += self._tiroir.delete_many(collection, batch)
+                batch = []
+        if batch:
+            deleted += self._tiroir.delete_many(collection, batch)
+        self._print({"deleted": deleted}, f"{deleted:,} deleted")
+
+    def delete_collection(self, collection: str) -> None:
+        self._tiroir.delete_collection(collection)
+        self._print({"deleted": collection}, f"{collection} is deleted")
+
+    def _print(self, result: BaseModel | dict[str, Any], text: str) -> None:
+        """A line of JSON, or text for a person."""
+        if not self._as_json:
+            lines = text
+        elif isinstance(result, BaseModel):
+            lines = result.model_dump_json(exclude_unset=True)
+        else:
+            lines = to_json(result).decode()
+        if lines:
+            sys.stdout.write(f"{lines}\n")
+
+    def _complain(self, message: str) -> None:
+        self._messages.print(message, markup=False)
+
+    @contextmanager
+    def _progress(self, *, total: int | None) -> Generator[Callable[[int, int], None]]:
+        """A function that takes how far it is, in the units of `total`, and how many documents that is."""
+        columns = (
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[count]:,} documents, {task.fields[rate]:,.0f}/s"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self._messages, disable=not self._messages.is_terminal) as bars:
+            bar = bars.add_task("", total=total, count=0, rate=0.0)
+
+            def advance(position: int, count: int) -> None:
+                elapsed = bars.tasks[0].elapsed or 0.0
+                bars.update(bar, completed=position, count=count, rate=count / elapsed if elapsed else 0.0)
+
+            yield advance
+
+
+def query_of(file: Path | None, text: str | None, fingerprint: str | None, key: str | None) -> dict[str, str]:
+    """UsageError unless exactly one of them is given."""
+    given: dict[str, str | Path | None] = {"file": file, "text": text, "fingerprint": fingerprint, "key": key}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        raise UsageError("give one of FILE, --text, --fingerprint and --key")
+    return {"text": text_of(file)} if file is not None else {names[0]: str(given[names[0]])}
+
+
+def text_of(file: Path) -> str:
+    """IncompleteError where it can't be read."""
+    try:
+        return read_text(file)
+    except UnicodeDecodeError as error:
+        raise IncompleteError(f"{printable(str(file))}: not UTF-8, at byte {error.start + 1}") from None
+    except OSError as error:
+        raise IncompleteError(f"{printable(str(file))}: {error.strerror or error}") from None
+
+
+def keys_of(file: Path) -> Iterator[str]:
+    """One a line."""
+    return (line for line in text_of(file).splitlines() if line)
+
+
+def _spelled(found: LookupAnswer) -> str:
+    return "\n".join(f"{match.distance}\t{match.match}\t{printable(match.key)}" for match in found.matches)
+
+
+def _described(collection: CollectionAnswer) -> str:
+    scheme = collection.scheme
+    parts = [f"{scheme.bits} bits", f"{scheme.shingle_size} words a shingle", f"{scheme.min_words} words at least"]
+    if not collection.store_text:
+        parts.append("without texts")
+    if collection.ttl is not None:
+        parts.append(f"ttl {collection.ttl:,} s")
+    return f"{collection.name} ({', '.join(parts)})"
+
+
+@contextmanager
+def _written(output: Path) -> Generator[Callable[[bytes], object]]:
+    """Standard output, or a file that is there as a whole or not at all. OutputError where it can't be written."""
+    if output == STANDARD:
+        yield sys.stdout.buffer.write
+        return
+    part = output.with_name(f"{output.name}.part")
+    try:
+        with gzip.open(part, "wb") if output.suffix == ".gz" else part.open("wb") as file:
+            yield file.write
+        part.replace(output)
+    except OSError as error:
+        raise OutputError(f"{printable(str(output))}: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def results() -> Generator[None]:
+    """Of a command, on standard output. OutputError where that can't be written.
+
+    Who reads it may have seen enough: then the command ends without a word, as if the signal had ended it.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still in the buffer would fail again when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(Exit.PIPE) from None
+        raise OutputError(f"standard output: {error.strerror or error}") from None

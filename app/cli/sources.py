@@ -1,0 +1,269 @@
+"""Files that hold documents, read as lines of an import: NDJSON, CSV, and plain texts, compressed by gzip or not."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import sys
+import zlib
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+# A longer line is no document; the service's own limit may be lower.
+MOST_LINE_BYTES = 64 * 1024 * 1024
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+STANDARD = Path("-")  # input, or output
+
+
+class Format(StrEnum):
+    AUTO = "auto"
+    NDJSON = "ndjson"
+    CSV = "csv"
+    TEXT = "text"
+
+
+_BY_SUFFIX = {
+    ".ndjson": Format.NDJSON,
+    ".jsonl": Format.NDJSON,
+    ".json": Format.NDJSON,
+    ".csv": Format.CSV,
+    ".tsv": Format.CSV,
+}
+_DELIMITERS = {".tsv": "\t"}
+_HTML = (".html", ".htm", ".xhtml")
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Which members of an object, or columns of a table, are what. Of several texts the first that there is counts."""
+
+    key: str = "key"
+    texts: tuple[str, ...] = ("text",)
+    metadata: tuple[str, ...] = ()
+
+    @property
+    def are_the_service_s(self) -> bool:
+        """Then a line of JSON can go as it is."""
+        return self == Fields()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A document as a line of JSON, or why there is none; `place` is where it stands, for a person."""
+
+    place: str
+    line: bytes | None
+    refusal: str = ""
+
+
+class _RefusedError(Exception):
+    """The message says why."""
+
+
+@dataclass(slots=True)
+class Sources:
+    """All documents of files and folders, in order. `position` of `size` bytes are read, as they are on the disk."""
+
+    paths: Sequence[Path]
+    format: Format
+    fields: Fields
+    size: int = 0
+    position: int = 0
+    _files: list[Path] = field(default_factory=list[Path])
+
+    def __post_init__(self) -> None:
+        self._files = [file for path in self.paths for file in _files_of(path)]
+        self.size = sum(file.stat().st_size for file in self._files if file != STANDARD and file.is_file())
+
+    def records(self) -> Iterator[Record]:
+        done = 0
+        for file in self._files:
+            place = printable(str(file))
+            try:
+                with _opened(file) as (raw, content):
+                    for record in self._records(file, place, content):
+                        if raw is not None:
+                            self.position = done + raw.tell()
+                        yield record
+                    if raw is not None:
+                        done += raw.tell()
+            except _RefusedError as error:
+                yield Record(place, None, str(error))
+            except UnicodeDecodeError as error:
+                yield Record(place, None, f"not UTF-8, at byte {error.start + 1}")
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                yield Record(place, None, f"the gzip data is damaged, or ends too early: {error}")
+            except OSError as error:
+                yield Record(place, None, error.strerror or type(error).__name__)
+            self.position = done
+
+    def _records(self, file: Path, place: str, content: BinaryIO) -> Iterator[Record]:
+        suffix = (file.with_suffix("") if file.suffix == ".gz" else file).suffix.lower()
+        chosen = self.format
+        if chosen is Format.AUTO:
+            if suffix in _HTML:
+                raise _RefusedError("html is not supported yet: extract its text, or give it as --format text")
+            chosen = _BY_SUFFIX.get(suffix, Format.NDJSON if file == STANDARD else Format.TEXT)
+        if chosen is Format.NDJSON:
+            return self._of_ndjson(place, content)
+        if chosen is Format.CSV:
+            return self._of_csv(place, content, _DELIMITERS.get(suffix, ","))
+        return self._of_text(file, place, content)
+
+    def _of_ndjson(self, place: str, content: BinaryIO) -> Iterator[Record]:
+        for number, line in enumerate(_lines(content), 1):
+            where = f"{place}:{number}"
+            if line is None:
+                yield Record(where, None, f"a line has at most {MOST_LINE_BYTES} bytes")
+            elif self.fields.are_the_service_s:
+                yield Record(where, line.rstrip(b"\r\n"))
+            elif line.strip():
+                yield self._chosen(where, line)
+
+    def _chosen(self, place: str, line: bytes) -> Record:
+        try:
+            given = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return Record(place, None, f"not JSON: {error}")
+        if not isinstance(given, dict):
+            return Record(place, None, "not an object")
+        return self._document(place, cast("dict[str, Any]", given))
+
+    def _of_csv(self, place: str, content: BinaryIO, delimiter: str) -> Iterator[Record]:
+        csv.field_size_limit(MOST_LINE_BYTES)
+        table = csv.reader(_decoded(content), delimiter=delimiter, strict=True)
+        try:
+            header = next(table, list[str]())
+            if self.fields.key not in header:
+                columns = ", ".join(map(printable, header)) or "none"
+                raise _RefusedError(f"there is no column {self.fields.key} for the key (--key); there are: {columns}")
+            if repeated := {name for name in header if header.count(name) > 1}:
+                raise _RefusedError(f"several columns are called {printable(min(repeated))}")
+            for row in table:
+                where = f"{place}:{table.line_num}"
+                if len(row) == len(header):
+                    # An empty cell is nothing: CSV can't tell it from an empty text.
+                    given = {name: cell for name, cell in zip(header, row, strict=True) if cell}
+                    yield self._document(where, given)
+                elif row:
+                    yield Record(where, None, f"{len(row)} cells for {len(header)} columns")
+        except csv.Error as error:
+            raise _RefusedError(f"not CSV, at line {table.line_num}: {error}; the rest of it was not read") from None
+
+    def _document(self, place: str, given: dict[str, Any]) -> Record:
+        """From an object or a row, whose names are the caller's own."""
+        key = given.get(self.fields.key)
+        if isinstance(key, int) and not isinstance(key, bool):
+            key = str(key)
+        if key is None:
+            return Record(place, None, f"there is no {self.fields.key} for the key")
+        document: dict[str, Any] = {"key": key}
+        names = [name for name in self.fields.texts if given.get(name) is not None]
+        if names:
+            document["text"] = given[names[0]]
+        else:
+            document |= {name: given[name] for name in ("fingerprint", "simhash") if given.get(name) is not None}
+        if self.fields.metadata:
+            document["metadata"] = {name: given[name] for name in self.fields.metadata if name in given}
+        return Record(place, json.dumps(document).encode())
+
+    def _of_text(self, file: Path, place: str, content: BinaryIO) -> Iterator[Record]:
+        """The whole file is a text, and its name the key."""
+        try:
+            key = "-" if file == STANDARD else str(file).encode().decode()
+        except UnicodeEncodeError:
+            raise _RefusedError("its name is not UTF-8, so it can't be a key") from None
+        text = content.read(MOST_LINE_BYTES + 1)
+        if len(text) > MOST_LINE_BYTES:
+            raise _RefusedError(f"a text has at most {MOST_LINE_BYTES} bytes")
+        decoded = text.removeprefix(_BYTE_ORDER_MARK).decode()
+        yield Record(place, json.dumps({"key": key, "text": decoded}).encode())
+
+
+def read_text(file: Path) -> str:
+    """A whole file. OSError, UnicodeDecodeError, and what damaged gzip data raises."""
+    with _opened(file) as (_, content):
+        return content.read().removeprefix(_BYTE_ORDER_MARK).decode()
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey, and what can't be written."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
+    )
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """Those of a folder in the order of their names, without hidden ones."""
+    if path == STANDARD or not path.is_dir():
+        yield path
+        return
+    for folder, folders, files in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+
+
+@contextmanager
+def _opened(file: Path) -> Generator[tuple[BinaryIO | None, BinaryIO]]:
+    """What is read from the disk, if its size is known, and what that holds when it is decompressed."""
+    if file == STANDARD:
+        with _decompressed(sys.stdin.buffer) as content:
+            yield None, content
+    else:
+        with file.open("rb") as raw, _decompressed(raw) as content:
+            yield raw, content
+
+
+@contextmanager
+def _decompressed(raw: BinaryIO) -> Generator[BinaryIO]:
+    if cast("io.BufferedReader", raw).peek(2)[:2] == _GZIP:
+        with gzip.open(raw) as content:
+            yield cast("BinaryIO", content)
+    else:
+        yield raw
+
+
+def _lines(content: BinaryIO) -> Iterator[bytes | None]:
+    """The first one without a byte-order mark; None for one that is too long."""
+    first = True
+    while line := content.readline(MOST_LINE_BYTES):
+        too_long = False
+        while not line.endswith(b"\n") and (rest := content.readline(MOST_LINE_BYTES)):
+            too_long, line = True, rest
+        yield None if too_long else line.removeprefix(_BYTE_ORDER_MARK) if first else line
+        first = False
+
+
+def _decoded(content: IO[bytes]) -> Iterator[str]:
+    """Lines of text. UnicodeDecodeError with the position in the file."""
+    offset = 0
+    for line in _lines(cast("BinaryIO", content)):
+        if line is None:
+            raise _RefusedError(f"a line has at most {MOST_LINE_BYTES} bytes")
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            start = offset + error.start
+            raise UnicodeDecodeError(error.encoding, line, start, offset + error.end, error.reason) from None
+        offset += len(line)
+
+
+def batches(records: Iterable[Record], *, most_records: int, most_bytes: int) -> Iterator[list[Record]]:
+    """In order, as many as one request should hold."""
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += len(record.line or b"")
+        if len(batch) >= most_records or size >= most_bytes:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
