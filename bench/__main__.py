@@ -13,7 +13,7 @@ from app.postgres.binaries import best_binaries
 from app.postgres.embedded import EmbeddedPostgres
 from app.postgres.migrate import migrate
 from app.settings import Settings
-from bench import data, kernel, lookups, rebuild, rebuild_under_load, serving
+from bench import data, imports, kernel, lookups, rebuild, rebuild_under_load, serving
 
 
 def main() -> None:
@@ -21,9 +21,11 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=100_000, help="documents")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load over HTTP")
     parser.add_argument("--load-size", type=int, default=200_000, help="documents while the bands are rebuilt")
+    parser.add_argument("--texts", type=int, default=20_000, help="documents imported with text")
+    parser.add_argument("--import-bytes", type=int, default=50_000_000, help="of real pages, imported")
     asked = parser.parse_args()
 
-    _fingerprinting()
+    kernel_seconds = _fingerprinting()
     folder = Path(tempfile.mkdtemp(prefix="tiroir-"))
     try:
         with EmbeddedPostgres(folder, best_binaries()) as server:
@@ -35,17 +37,20 @@ def main() -> None:
             settings = Settings(database_url=SecretStr(conninfo), layout_grace=0)
             _lookups(uvloop.run(lookups.measure(settings, filled)))
             _serving(serving.measure(conninfo, filled, asked.seconds))
+            _imports(imports.measure(conninfo, asked.texts, 5 * asked.texts, asked.import_bytes), kernel_seconds)
             _rebuilt(uvloop.run(rebuild.measure(settings)))
             _under_load(rebuild_under_load.measure(conninfo, asked.load_size, 4 * asked.seconds))
     finally:
         shutil.rmtree(folder)
 
 
-def _fingerprinting() -> None:
+def _fingerprinting() -> float:
+    """Seconds of the bare kernel for a text."""
     print(f"Fingerprinting {kernel.WORDS} words")
     times = kernel.measure()
     for name, microseconds in times.items():
         print(f"  {name:34}{microseconds:10,.0f} µs{_ratio(times['plain loop'], microseconds, 'the plain loop')}")
+    return times["kernel"] / 1e6
 
 
 def _lookups(measured: lookups.Lookups) -> None:
@@ -72,10 +77,26 @@ def _serving(measured: serving.Serving) -> None:
     print("Over HTTP, one serving process, 8 connections")
     for name, load in (("an endpoint that does nothing", measured.idle), ("lookups at threshold 3", measured.lookups)):
         print(f"  {name:34}{load.per_second:10,.0f} /s   p50 {load.p50 * 1e3:.1f} ms   p99 {load.p99 * 1e3:.1f} ms")
+    print(f"  {f'lookups, {lookups.BATCH:,} a request':34}{measured.batched_per_second:10,.0f} /s   2 connections")
     share = measured.lookups.per_second / measured.idle.per_second
     print(f"  {'lookups / nothing':34}{share:10.2f}")
     if measured.resident_megabytes is not None:
         print(f"  {'resident memory, before requests':34}{measured.resident_megabytes:10,.0f} MB")
+
+
+def _imports(measured: imports.Imports, kernel_seconds: float) -> None:
+    bare = 1 / kernel_seconds
+    print("An import over HTTP, one serving process, PostgreSQL beside it")
+    print(f"  {'the bare kernel, one core':34}{bare:10,.0f} /s")
+    for name, rate in ((f"texts of {kernel.WORDS} words", measured.texts), ("fingerprints", measured.fingerprints)):
+        share = f"   {rate.imported / bare:.0%} of the bare kernel" if rate is measured.texts else ""
+        print(f"  {name:34}{rate.imported:10,.0f} /s{share}")
+        print(f"  {'COPY of these, without indexes':34}{rate.copied:10,.0f} /s")
+    print(f"  {'the same texts again':34}{measured.again:10,.0f} /s")
+    megabytes = measured.large_bytes / 1e6
+    print(f"  {f'real pages of {megabytes:,.0f} MB':34}{megabytes / measured.large_seconds:10,.1f} MB/s")
+    if measured.peak_megabytes is not None:
+        print(f"  {'memory of the process at most':34}{measured.peak_megabytes:10,.0f} MB")
 
 
 def _rebuilt(measured: rebuild.Rebuilt) -> None:

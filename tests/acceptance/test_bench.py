@@ -8,7 +8,21 @@ from service import ROOT
 
 def test_the_bench_prints_each_figure_beside_its_yardstick() -> None:
     answer = subprocess.run(
-        [sys.executable, "-m", "bench", "--size", "3000", "--seconds", "0.5", "--load-size", "1000"],
+        [
+            sys.executable,
+            "-m",
+            "bench",
+            "--size",
+            "3000",
+            "--seconds",
+            "0.5",
+            "--load-size",
+            "1000",
+            "--texts",
+            "300",
+            "--import-bytes",
+            "3000000",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -20,6 +34,11 @@ def test_the_bench_prints_each_figure_beside_its_yardstick() -> None:
         "faster than the full scan",
         "query, threshold 3",
         "lookups / nothing",
+        "one by one",
+        "a request",
+        "of the bare kernel",
+        "of these, without indexes",
+        "memory of the process at most",
         "of INSERT and CREATE INDEX",
         "while 8 bands are built",
     ):
