@@ -1,4 +1,5 @@
-"""What is to be done without anybody waiting for it: deleted collections are purged, documents expire.
+"""What is to be done without anybody waiting for it: deleted collections are purged, documents expire, the planner is
+told of large loads.
 
 In small transactions, so that nothing else waits for long. Any number of processes may do it at once, and any may be
 killed: what is left is due again.
@@ -20,6 +21,10 @@ _EVERY_SECONDS = 5.0
 _DOCUMENTS = 2000  # a transaction
 _FINGERPRINTS = 10_000
 
+# Autovacuum would come within minutes. Until then PostgreSQL takes a collection for a two-hundredth of what it is, or
+# for empty, and so would our choice between probing and a scan.
+_STALE_ROWS, _STALE_SHARE = 10_000, 0.1
+
 
 class Housekeeping:
     def __init__(self, database: Database) -> None:
@@ -37,6 +42,7 @@ class Housekeeping:
             pass
         while (expiring := await self._begin_expiry()) is not None:
             await self._expire(expiring)
+        await self._analyze()
 
     async def _purge(self, purge: "_Purge") -> bool:
         """Deletes some of what a deleted collection held; False where there is none that nobody else works on."""
@@ -64,6 +70,11 @@ class Housekeeping:
             expired += deleted
         if expired:
             _log.info("%d documents of collection %d have expired", expired, expiring.id)
+
+    async def _analyze(self) -> None:
+        async with self._database.connection() as connection:
+            for table in await layouts.stale(connection, rows=_STALE_ROWS, share=_STALE_SHARE):
+                await layouts.analyze(connection, table)
 
 
 class _Purge:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 from psycopg.rows import kwargs_row
 
 from app.core.errors import StartupError
@@ -89,6 +89,17 @@ async def index(connection: AsyncConnection, stored: StoredLayout, band: Band) -
 
 async def vacuum(connection: AsyncConnection, stored: StoredLayout) -> None:
     await connection.execute(bands.vacuum(stored))
+
+
+async def stale(connection: AsyncConnection, *, rows: int, share: float) -> list[str]:
+    """The tables in which at least so many rows, and this share of all, changed since the planner looked at them."""
+    found = await (await connection.execute(_SQL["stale"], {"rows": rows, "share": share})).fetchall()
+    return [table for (table,) in found]
+
+
+async def analyze(connection: AsyncConnection, table: str) -> None:
+    """New statistics for the planner, from a sample; nothing where somebody else works on the table."""
+    await connection.execute(sql.SQL("ANALYZE (SKIP_LOCKED) {}").format(sql.Identifier(table)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,3 +31,10 @@ SELECT i.indisvalid FROM pg_index i WHERE i.indexrelid = to_regclass(%(name)s::t
 
 -- table_bytes: of a table with its indexes
 SELECT pg_total_relation_size(%(table)s::regclass)
+
+-- stale: tables of documents and of live layouts whose statistics are of another time
+SELECT s.relname
+FROM pg_stat_user_tables s
+WHERE s.relid IN (SELECT to_regclass(quote_ident(table_name)) FROM band_layout UNION SELECT to_regclass('document'))
+  AND s.n_mod_since_analyze >= greatest(%(rows)s::float, %(share)s::float * s.n_live_tup)
+ORDER BY s.relname
