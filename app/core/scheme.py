@@ -59,13 +59,20 @@ def status(simhash: int | None, words: int | None) -> Status:
     return Status.SHORT if words < SHORT_WORDS else Status.OK
 
 
-def digest(text: str, scheme: Scheme) -> Digest:
-    """Fingerprint and content hash of `text`. About 60 µs for 300 words, linear in the length."""
+def digest(text: str, scheme: Scheme, known: Digest | None = None) -> Digest:
+    """Fingerprint and content hash of `text`. About 60 µs for 300 words, linear in the length.
+
+    `known` is what the same scheme made of another text: where the content turns out to be the same, which takes half
+    of that time, its fingerprint is this one's.
+    """
     words = article_words(text)
+    hashed = content_hash(words, text)
+    if known is not None and hashed is not None and (hashed, len(words)) == (known.content_hash, known.words):
+        return known
     enough = len(words) >= scheme.min_words
     return Digest(
         simhash=simhash(words, scheme.shingle_size, scheme.bits) if enough else None,
-        content_hash=content_hash(words, text),
+        content_hash=hashed,
         words=len(words),
     )
 

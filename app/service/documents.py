@@ -99,12 +99,19 @@ class Documents:
         async with self._database.connection() as connection, connection.transaction():
             return await write_many(connection, place.collection, place.layouts.live, writes)
 
-    async def scheme_for(self, name: str) -> Scheme:
-        """By what a text for the collection becomes a fingerprint now; the default where there is none."""
+    async def known(self, name: str, keys: Sequence[str]) -> tuple[Scheme, dict[str, Digest]]:
+        """By what a text for the collection becomes a fingerprint, and what that has made of the texts under `keys`.
+
+        The default scheme where there is no collection.
+        """
         try:
-            return (await self._catalog.collection(name)).scheme
+            collection = await self._catalog.collection(name)
         except CollectionNotFoundError:
-            return ARTICLE
+            return ARTICLE, {}
+        if not keys:
+            return collection.scheme, {}
+        async with self._database.connection() as connection:
+            return collection.scheme, await documents.digests(connection, collection.id, keys, of_texts=True)
 
     async def write_by_scheme(self, name: str, scheme: Scheme, writes: Sequence[Write]) -> list[Outcome] | None:
         """`index_many` for documents whose digests were made before, by `scheme`; None if it isn't the right one now.

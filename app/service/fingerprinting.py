@@ -39,10 +39,13 @@ class Known:
 Content = Text | Simhash | Known
 
 
-def digest_of(content: Content, scheme: Scheme) -> Digest:
-    """InvalidFingerprintError where a given fingerprint has bits that the scheme hasn't."""
+def digest_of(content: Content, scheme: Scheme, known: Digest | None = None) -> Digest:
+    """InvalidFingerprintError where a given fingerprint has bits that the scheme hasn't.
+
+    `known`: what the scheme has made of an earlier text, which may be the same.
+    """
     if isinstance(content, Text):
-        made = digest(content.text, scheme)
+        made = digest(content.text, scheme, known)
         # Punctuation alone makes words, if there is enough of it, but no content that two pages could share.
         return made if made.content_hash is not None else replace(made, simhash=None)
     its = given(content.simhash) if isinstance(content, Simhash) else content.digest

@@ -1,16 +1,16 @@
 """Imports: documents without end, in order, a chunk at a time. While one is written the next is fingerprinted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from anyio import CapacityLimiter, to_thread
 
 from app.core.errors import InvalidEncodingError, InvalidInputError, UnavailableError
 from app.core.model import Outcome
-from app.core.scheme import Scheme, Status
+from app.core.scheme import Digest, Scheme, Status
 from app.service.documents import Documents, NewDocument
-from app.service.fingerprinting import digest_of
+from app.service.fingerprinting import Text, digest_of
 from app.store.documents import Write
 
 MOST_ERRORS = 1000  # that are told one by one
@@ -135,8 +135,11 @@ class Imports:
         return imported
 
     async def _prepare(self, name: str, lines: Sequence[Line], read: Read) -> _Prepared:
-        scheme = await self._documents.scheme_for(name)
-        return await to_thread.run_sync(_prepare, lines, read, scheme, limiter=_CHUNKS_AT_ONCE)
+        news, errors = await to_thread.run_sync(_read, lines, read, limiter=_CHUNKS_AT_ONCE)
+        keys = [new.key for _, new in news if isinstance(new.content, Text)]
+        scheme, known = await self._documents.known(name, keys)
+        writes = await to_thread.run_sync(_digest, news, scheme, known, errors, limiter=_CHUNKS_AT_ONCE)
+        return _Prepared(lines, scheme, writes, sorted(errors, key=lambda error: error.line))
 
     async def _write(self, name: str, prepared: _Prepared, read: Read, imported: Imported) -> None:
         while True:
@@ -160,19 +163,36 @@ class Imports:
             imported.note_document(outcome, write.digest.status)
 
 
-def _prepare(lines: Sequence[Line], read: Read, scheme: Scheme) -> _Prepared:
-    writes: list[Write] = []
+def _read(lines: Sequence[Line], read: Read) -> tuple[list[tuple[int, NewDocument]], list[LineError]]:
+    """The documents by their lines, and the lines that are none."""
+    news: list[tuple[int, NewDocument]] = []
     errors: list[LineError] = []
     for line in lines:
         try:
             if isinstance(line.content, InvalidInputError):
                 raise line.content
-            new = read(line.content)
-            writes.append(new.write(digest_of(new.content, scheme)))
+            news.append((line.number, read(line.content)))
         except InvalidInputError as error:
-            place = f"{error.pointer}: " if error.pointer else ""
-            errors.append(LineError(line.number, error.code, f"{place}{error}"))
-    return _Prepared(lines, scheme, writes, errors)
+            errors.append(_line_error(line.number, error))
+    return news, errors
+
+
+def _digest(
+    news: Sequence[tuple[int, NewDocument]], scheme: Scheme, known: Mapping[str, Digest], errors: list[LineError]
+) -> list[Write]:
+    """What to write; adds to `errors` the lines whose fingerprints the scheme hasn't."""
+    writes: list[Write] = []
+    for number, new in news:
+        try:
+            writes.append(new.write(digest_of(new.content, scheme, known.get(new.key))))
+        except InvalidInputError as error:
+            errors.append(_line_error(number, error))
+    return writes
+
+
+def _line_error(number: int, error: InvalidInputError) -> LineError:
+    place = f"{error.pointer}: " if error.pointer else ""
+    return LineError(number, error.code, f"{place}{error}")
 
 
 def _last_by_key(writes: Sequence[Write]) -> dict[str, Write]:

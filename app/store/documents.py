@@ -250,11 +250,13 @@ async def delete_next(
     return row[0], row[1]
 
 
-async def digests(connection: AsyncConnection, collection_id: int, keys: Sequence[str]) -> dict[str, Digest]:
-    """What is known of those of the documents that there are, by key."""
+async def digests(
+    connection: AsyncConnection, collection_id: int, keys: Sequence[str], *, of_texts: bool = False
+) -> dict[str, Digest]:
+    """What is known of those of the documents that there are, by key; or of those alone whose texts are stored."""
     values = {"collection_id": collection_id, "keys": list(keys)}
-    rows = await (await connection.execute(_SQL["digests"], values)).fetchall()
-    return {key: Digest(*digest) for key, *digest in rows}
+    statement = _SQL["digests_of_texts" if of_texts else "digests"]
+    return {key: Digest(*digest) for key, *digest in await (await connection.execute(statement, values)).fetchall()}
 
 
 async def export(

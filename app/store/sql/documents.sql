@@ -118,6 +118,10 @@ WHERE collection_id = %(collection_id)s::int
 ORDER BY distance, simhash < 0, simhash, key
 LIMIT %(limit)s::int
 
+-- digests_of_texts: the same, of those whose text is stored: nobody else has made them
+SELECT key, simhash, content_hash, words FROM document
+WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[]) AND text IS NOT NULL
+
 -- delete: one document; its fingerprint row stays, the join to documents hides it
 DELETE FROM document
 WHERE collection_id = %(collection_id)s::int AND key = %(key)s::text
