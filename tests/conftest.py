@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -59,9 +59,8 @@ class Server:
         self.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
-@pytest.fixture(scope="session", params=_one_of_each_version(), ids=lambda binaries: f"postgresql-{binaries.version}")
-def server(request: pytest.FixtureRequest) -> Generator[Server]:
-    binaries: Binaries = request.param
+@contextmanager
+def throwaway_server(binaries: Binaries) -> Generator[Server]:
     base = Path(tempfile.mkdtemp(prefix="tiroir-", dir="/tmp"))
     try:
         with EmbeddedPostgres(base, binaries, options=THROWAWAY_SETTINGS) as postgres:
@@ -71,6 +70,12 @@ def server(request: pytest.FixtureRequest) -> Generator[Server]:
             yield started
     finally:
         rmtree(base)
+
+
+@pytest.fixture(scope="session", params=_one_of_each_version(), ids=lambda binaries: f"postgresql-{binaries.version}")
+def server(request: pytest.FixtureRequest) -> Generator[Server]:
+    with throwaway_server(request.param) as started:
+        yield started
 
 
 _numbers = count()
