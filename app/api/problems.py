@@ -9,7 +9,8 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from app.core import errors
@@ -122,6 +123,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(errors.TiroirError, _tiroir_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(StarletteHTTPException, _http_exception)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _defect)
 
 
@@ -176,6 +178,11 @@ def _allowed(request: Request) -> list[str]:
         for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
         if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in app.routes)
     ]
+
+
+def _client_gone(_: Request, __: Exception) -> Response:
+    """Nobody reads it; the status, which others use for this too, stands in the log."""
+    return Response(status_code=499)
 
 
 def _defect(_: Request, error: Exception) -> JSONResponse:
