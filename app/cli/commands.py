@@ -1,5 +1,6 @@
 """The commands of `tiroir`."""
 
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ def main() -> None:
         sys.stderr.write(f"tiroir: {error}\n")
         sys.exit(exit_of(error))
     except KeyboardInterrupt:
-        sys.exit(Exit.INTERRUPTED)
+        sys.stderr.flush()
+        os._exit(Exit.INTERRUPTED)  # at once: a request may be under way in another thread
 
 
 def _show_version(value: bool) -> None:

@@ -3,10 +3,11 @@
 import gzip
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from pydantic_core import to_json
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from app.api.answers import CollectionAnswer, ImportAnswer, LookupAnswer
+from app.api.answers import CollectionAnswer, LookupAnswer
 from app.cli.sources import STANDARD, Record, Sources, batches, printable, read_text
 from app.cli.status import Exit, IncompleteError, OutputError, UsageError
 from app.client import Tiroir
@@ -25,25 +26,18 @@ _RECORDS = 10_000
 _BYTES = 16 * 1024 * 1024
 _KEYS = 1000  # of a request that deletes
 
+OnError = Literal["continue", "abort"]
+
 _COUNTS = ("created", "replaced", "unchanged", "short", "too_short", "failed")
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What became of all records so far."""
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What became of a batch."""
 
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
-
-    @property
-    def documents(self) -> int:
-        return sum(self.counts[name] for name in ("created", "replaced", "unchanged", "failed"))
-
-    def add(self, answer: ImportAnswer) -> None:
-        for name in _COUNTS:
-            self.counts[name] += getattr(answer, name)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{self.counts[name]:,} {name}" for name in _COUNTS)
+    counts: Counter[str]
+    complaints: list[str]
+    complete: bool
 
 
 class Commands:
@@ -54,56 +48,54 @@ class Commands:
         self._as_json = as_json
         self._messages = Console(stderr=True, highlight=False, soft_wrap=True)
 
-    def index(self, collection: str, sources: Sources, *, on_error: Literal["continue", "abort"]) -> None:
+    def index(self, collection: str, sources: Sources, *, on_error: OnError) -> None:
         """IncompleteError where a document couldn't be read or stored; ServiceError where nothing can be done."""
-        tally = _Tally()
+        counts = Counter[str]()
         with self._progress(total=sources.size or None) as advance:
-            for batch, answer in self._imported(collection, sources, on_error):
-                self._tell(batch, answer)
-                tally.add(answer)
-                advance(sources.position, tally.documents)
-                if not answer.complete:
+            for done in self._imported(collection, sources, on_error):
+                for complaint in done.complaints:
+                    self._complain(complaint)
+                counts += done.counts
+                advance(sources.position, _documents(counts))
+                if not done.complete:
                     break
-        self._print(tally.counts, str(tally))
-        if tally.counts["failed"]:
+        self._print({name: counts[name] for name in _COUNTS}, ", ".join(f"{counts[name]:,} {name}" for name in _COUNTS))
+        if failed := counts["failed"]:
             rest = "the rest was not read" if on_error == "abort" else "the others are indexed"
-            raise IncompleteError(f"{tally.counts['failed']:,} of {tally.documents:,} failed; {rest}")
+            raise IncompleteError(f"{failed:,} of {_documents(counts):,} failed; {rest}")
 
-    def _imported(
-        self, collection: str, sources: Sources, on_error: Literal["continue", "abort"]
-    ) -> Iterator[tuple[list[Record], ImportAnswer]]:
+    def _imported(self, collection: str, sources: Sources, on_error: OnError) -> Iterator[_Done]:
         """While the service works on one batch the next is read."""
-        with ThreadPoolExecutor(1) as sending:
-            under_way = None
+        sending = ThreadPoolExecutor(1)
+        under_way: Future[_Done] | None = None
+        try:
             for batch in batches(sources.records(), most_records=_RECORDS, most_bytes=_BYTES):
                 if under_way is not None:
-                    earlier, answer = under_way
-                    yield earlier, answer.result()
-                under_way = batch, sending.submit(self._import, collection, batch, on_error)
+                    yield under_way.result()
+                under_way = sending.submit(self._import, collection, batch, on_error)
             if under_way is not None:
-                yield under_way[0], under_way[1].result()
+                yield under_way.result()
+        finally:
+            sending.shutdown(wait=False)  # who interrupts it doesn't want to wait
 
-    def _import(self, collection: str, batch: Sequence[Record], on_error: Literal["continue", "abort"]) -> ImportAnswer:
+    def _import(self, collection: str, batch: Sequence[Record], on_error: OnError) -> _Done:
         """What can't be read goes as an empty line, so that lines keep their numbers."""
-        refused = [number for number, record in enumerate(batch) if record.line is None]
-        if refused and on_error == "abort":
-            batch = batch[: refused[0]]
+        refused = {number: record.refusal for number, record in enumerate(batch, 1) if record.line is None}
         lines = [record.line or b"" for record in batch]
+        if refused and on_error == "abort":
+            first = min(refused)
+            refused, lines = {first: refused[first]}, lines[: first - 1]
         answer = self._tiroir.import_documents(collection, lines, on_error=on_error)
-        if on_error == "abort":
-            refused = refused[:1] if answer.complete else []
-            answer.complete = answer.complete and not refused
-        answer.failed += len(refused)
-        return answer
-
-    def _tell(self, batch: Sequence[Record], answer: ImportAnswer) -> None:
-        for record in batch:
-            if record.line is None:
-                self._complain(f"{record.place}: {record.refusal}")
-                if not answer.complete:
-                    return
-        for error in answer.errors:
-            self._complain(f"{batch[error.line - 1].place}: {error.code}: {printable(error.detail)}")
+        if not answer.complete:
+            refused = {}  # it has stopped before
+        counts = Counter({name: getattr(answer, name) for name in _COUNTS})
+        counts["failed"] += len(refused)
+        told = {error.line: f"{error.code}: {printable(error.detail)}" for error in answer.errors} | refused
+        return _Done(
+            counts,
+            [f"{batch[number - 1].place}: {told[number]}" for number in sorted(told)],
+            complete=answer.complete and not (refused and on_error == "abort"),
+        )
 
     def near(self, collection: str, query: dict[str, Any]) -> None:
         """One of text, fingerprint and key, with threshold and limit."""
@@ -195,6 +187,10 @@ class Commands:
                 bars.update(bar, completed=position, count=count, rate=count / elapsed if elapsed else 0.0)
 
             yield advance
+
+
+def _documents(counts: Counter[str]) -> int:
+    return sum(counts[name] for name in ("created", "replaced", "unchanged", "failed"))
 
 
 def query_of(file: Path | None, text: str | None, fingerprint: str | None, key: str | None) -> dict[str, str]:
