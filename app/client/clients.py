@@ -66,9 +66,10 @@ class Tiroir:
     ) -> None:
         """`patience`: for so many seconds a call is repeated while the service is away or can't answer.
 
-        `api_key` goes along as a bearer token.
+        A service that has never answered isn't away. `api_key` goes along as a bearer token.
         """
         self._patience = patience
+        self._reached = False
         with _readable(url):
             self._client = httpx2.Client(base_url=url, headers=_headers(api_key), timeout=timeout)
 
@@ -93,15 +94,17 @@ class Tiroir:
             try:
                 return attempt()
             except UnavailableServiceError:
-                if time.monotonic() > until:
+                if time.monotonic() > until or not self._reached:
                     raise
                 time.sleep(_PAUSE)
 
     def _request(self, call: Call[Any], body: bytes | Iterable[bytes] | None, kind: str) -> httpx2.Response:
         with _answering(str(self._client.base_url)):
-            return self._client.request(
+            answer = self._client.request(
                 call.method, call.path, params=call.parameters, content=body, headers=_content(body, kind)
             )
+        self._reached = True
+        return answer
 
     index = _sync(calls.index)
     index_many = _sync(calls.index_many)
@@ -167,6 +170,7 @@ class AsyncTiroir:
     ) -> None:
         """As for `Tiroir`."""
         self._patience = patience
+        self._reached = False
         with _readable(url):
             self._client = httpx2.AsyncClient(base_url=url, headers=_headers(api_key), timeout=timeout)
 
@@ -188,15 +192,17 @@ class AsyncTiroir:
             try:
                 return _result(call, await self._request(call, call.body, _JSON))
             except UnavailableServiceError:
-                if time.monotonic() > until:
+                if time.monotonic() > until or not self._reached:
                     raise
                 await sleep(_PAUSE)
 
     async def _request(self, call: Call[Any], body: bytes | AsyncIterable[bytes] | None, kind: str) -> httpx2.Response:
         with _answering(str(self._client.base_url)):
-            return await self._client.request(
+            answer = await self._client.request(
                 call.method, call.path, params=call.parameters, content=body, headers=_content(body, kind)
             )
+        self._reached = True
+        return answer
 
     index = _async(calls.index)
     index_many = _async(calls.index_many)
