@@ -20,7 +20,7 @@ MEDIA_TYPE = "application/x-ndjson"
 CHUNK_LINES = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
 
-_SLICE = 256 * 1024  # bytes, of what is decoded at once
+_SLICE = 64 * 1024  # bytes, of what is decoded at once
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

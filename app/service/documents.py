@@ -1,5 +1,6 @@
 """Index documents and say what they resemble; read, list, export and delete them."""
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -96,8 +97,16 @@ class Documents:
         return list(zip(outcomes, digests, strict=True))
 
     async def _write_many(self, place: Place, writes: Sequence[Write]) -> list[Outcome]:
+        """All of them in one transaction, as if one after the other."""
+        outcomes: dict[int, Outcome] = {}
         async with self._database.connection() as connection, connection.transaction():
-            return await write_many(connection, place.collection, place.layouts.live, writes)
+            # The first layer has every key, so it locks all that the others need.
+            for layer in _layers(writes):
+                written = await write_many(
+                    connection, place.collection, place.layouts.live, [writes[number] for number in layer]
+                )
+                outcomes |= zip(layer, written, strict=True)
+        return [outcomes[number] for number in range(len(writes))]
 
     async def known(self, name: str, keys: Sequence[str]) -> tuple[Scheme, dict[str, Digest]]:
         """By what a text for the collection becomes a fingerprint, and what that has made of the texts under `keys`.
@@ -113,11 +122,27 @@ class Documents:
         async with self._database.connection() as connection:
             return collection.scheme, await documents.digests(connection, collection.id, keys, of_texts=True)
 
-    async def write_by_scheme(self, name: str, scheme: Scheme, writes: Sequence[Write]) -> list[Outcome] | None:
-        """`index_many` for documents whose digests were made before, by `scheme`; None if it isn't the right one now.
+    async def has_scheme(self, name: str, scheme: Scheme) -> bool:
+        """Whether what `scheme` refuses would be refused now: the collection may be another one than remembered."""
+        return await self._catalog.retry(partial(self._has_scheme, name, scheme))
 
-        A collection that doesn't exist is made, if there is anything to write to it.
+    async def _has_scheme(self, name: str, scheme: Scheme) -> bool:
+        try:
+            collection = await self._catalog.collection(name)
+        except CollectionNotFoundError:
+            return scheme == ARTICLE
+        async with self._database.connection() as connection:
+            await self._catalog.require_current(connection, collection)
+        return collection.scheme == scheme
+
+    async def write_by_scheme(self, name: str, scheme: Scheme, writes: Sequence[Write]) -> list[Outcome] | None:
+        """Writes documents whose digests were made before, by `scheme`; None if it isn't the right one now.
+
+        All of them in one transaction, as if one after the other: of those with one key the last one wins. A collection
+        that doesn't exist is made for the first.
         """
+        if not writes:
+            return []
         return await self._catalog.retry(partial(self._write_by_scheme, name, scheme, writes))
 
     async def _write_by_scheme(self, name: str, scheme: Scheme, writes: Sequence[Write]) -> list[Outcome] | None:
@@ -216,3 +241,15 @@ class Documents:
             if not deleted:
                 await self._catalog.require_current(connection, collection)
         return deleted
+
+
+def _layers(writes: Sequence[Write]) -> list[list[int]]:
+    """The numbers of the first write of each key, then those of the second ones, and so on."""
+    layers: list[list[int]] = []
+    seen: Counter[str] = Counter()
+    for number, write in enumerate(writes):
+        if seen[write.key] == len(layers):
+            layers.append([])
+        layers[seen[write.key]].append(number)
+        seen[write.key] += 1
+    return layers

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from anyio import CapacityLimiter, to_thread
 
@@ -82,9 +82,8 @@ class _Writing:
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
 
-    async def begin(self, write: Coroutine[None, None, None]) -> None:
+    def begin(self, write: Coroutine[None, None, None]) -> None:
         """After the one before has ended."""
-        await self.end()
         self._task = asyncio.create_task(write)
 
     async def end(self) -> None:
@@ -120,12 +119,12 @@ class Imports:
         try:
             async for lines in chunks:
                 prepared = await self._prepare(name, lines, read)
+                await writing.end()
                 if stop_at_error and prepared.errors:
-                    await writing.end()
                     imported.note_error(prepared.errors[0])
                     imported.complete = False
                     return imported
-                await writing.begin(self._write(name, prepared, read, imported))
+                writing.begin(self._write(name, prepared, read, imported))
             await writing.end()
         except UnavailableError as error:
             raise type(error)(f"{error}. {imported.lines} lines were done before: send all of it again") from error
@@ -137,29 +136,20 @@ class Imports:
     async def _prepare(self, name: str, lines: Sequence[Line], read: Read) -> _Prepared:
         news, errors = await to_thread.run_sync(_read, lines, read, limiter=_CHUNKS_AT_ONCE)
         keys = [new.key for _, new in news if isinstance(new.content, Text)]
-        scheme, known = await self._documents.known(name, keys)
-        writes = await to_thread.run_sync(_digest, news, scheme, known, errors, limiter=_CHUNKS_AT_ONCE)
-        return _Prepared(lines, scheme, writes, sorted(errors, key=lambda error: error.line))
+        while True:
+            scheme, known = await self._documents.known(name, keys)
+            writes, refused = await to_thread.run_sync(_digest, news, scheme, known, limiter=_CHUNKS_AT_ONCE)
+            if not refused or await self._documents.has_scheme(name, scheme):
+                break
+        return _Prepared(lines, scheme, writes, sorted(errors + refused, key=lambda error: error.line))
 
     async def _write(self, name: str, prepared: _Prepared, read: Read, imported: Imported) -> None:
-        while True:
-            last = _last_by_key(prepared.writes)
-            outcomes = await self._documents.write_by_scheme(name, prepared.scheme, list(last.values())) if last else []
-            if outcomes is not None:
-                break
+        while (outcomes := await self._documents.write_by_scheme(name, prepared.scheme, prepared.writes)) is None:
             prepared = await self._prepare(name, prepared.lines, read)  # the collection was made anew meanwhile
         for error in prepared.errors:
             imported.note_error(error)
             imported.complete = error.code != InvalidEncodingError.code
-        becomes = dict(zip(last, outcomes, strict=True))
-        following: dict[str, Write] = {}
-        for write in reversed(prepared.writes):
-            later = following.get(write.key)
-            if later is None:
-                outcome = becomes[write.key]
-            else:
-                outcome = Outcome.UNCHANGED if _same(write, later) else Outcome.REPLACED
-            following[write.key] = write
+        for write, outcome in zip(prepared.writes, outcomes, strict=True):
             imported.note_document(outcome, write.digest.status)
 
 
@@ -178,33 +168,19 @@ def _read(lines: Sequence[Line], read: Read) -> tuple[list[tuple[int, NewDocumen
 
 
 def _digest(
-    news: Sequence[tuple[int, NewDocument]], scheme: Scheme, known: Mapping[str, Digest], errors: list[LineError]
-) -> list[Write]:
-    """What to write; adds to `errors` the lines whose fingerprints the scheme hasn't."""
+    news: Sequence[tuple[int, NewDocument]], scheme: Scheme, known: Mapping[str, Digest]
+) -> tuple[list[Write], list[LineError]]:
+    """What to write, and the lines whose fingerprints the scheme hasn't."""
     writes: list[Write] = []
+    errors: list[LineError] = []
     for number, new in news:
         try:
             writes.append(new.write(digest_of(new.content, scheme, known.get(new.key))))
         except InvalidInputError as error:
             errors.append(_line_error(number, error))
-    return writes
+    return writes, errors
 
 
 def _line_error(number: int, error: InvalidInputError) -> LineError:
     place = f"{error.pointer}: " if error.pointer else ""
     return LineError(number, error.code, f"{place}{error}")
-
-
-def _last_by_key(writes: Sequence[Write]) -> dict[str, Write]:
-    """What is left to write for each key. Metadata that a line leaves out is that of the line before."""
-    last: dict[str, Write] = {}
-    for write in writes:
-        earlier = last.get(write.key)
-        keeps = earlier is not None and write.metadata is None
-        last[write.key] = replace(write, metadata=earlier.metadata) if keeps and earlier else write
-    return last
-
-
-def _same(earlier: Write, later: Write) -> bool:
-    """Whether the later of two lines with one key changes nothing."""
-    return earlier.digest == later.digest and later.metadata in (None, earlier.metadata)

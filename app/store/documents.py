@@ -125,38 +125,40 @@ async def write_many(
 ) -> list[Outcome]:
     """Writes documents with different keys, inside the transaction of `connection`; what became of each, in order.
 
-    All locks are taken in the order of the keys, new documents first, then those that differ: writers that overlap
-    wait for one another, and never both ways. StaleCatalogError as above.
+    All of them are locked in the order of their keys, then their fingerprints in theirs: writers that overlap wait for
+    one another, and never both ways. StaleCatalogError as above.
     """
     ordered = sorted(writes, key=lambda write: write.key)  # code points order as the bytes of UTF-8 do
     values = _columns(collection, ordered)
     async with connection.pipeline():
         guard = await _queue_guard(connection, collection, live)
         inserted = await connection.execute(_SQL["insert_many"], values)
-        locked = await connection.execute(_SQL["lock_many"], values)
+        compared = await connection.execute(_SQL["compare_many"], values)
         await guard.require()
         created = {key for (key,) in await inserted.fetchall()}
-        differs: dict[str, bool] = dict(await locked.fetchall())
+        differs: dict[str, bool] = dict(await compared.fetchall())
     changed = [write for write in ordered if differs.get(write.key)]
-    written = [write for write in ordered if write.key in created or differs.get(write.key)]
-    keys = [write.key for write in ordered]
+    seen = [key for key, its in differs.items() if not its]
+    written = [write.digest.simhash for write in ordered if write.key in created] + [
+        write.digest.simhash for write in changed
+    ]
+    simhashes = sorted({simhash for simhash in written if simhash is not None})
     async with connection.pipeline():
         if changed:
             await connection.execute(_SQL["update_many"], _columns(collection, changed))
-        if seen := [key for key, its in differs.items() if not its]:
+        if seen:
             await connection.execute(_SQL["touch_many"], {"collection_id": collection.id, "keys": seen})
-        if simhashes := sorted({write.digest.simhash for write in written if write.digest.simhash is not None}):
+        if simhashes:
             for layout in live:
-                await connection.execute(
-                    bands.insert_many(layout), {"collection_id": collection.id, "simhashes": simhashes}
-                )
-        stored = await connection.execute(_SQL["count_many"], {"collection_id": collection.id, "keys": keys})
-        if await stored.fetchone() != (len(keys),):  # seen unchanged, which locks nothing, and deleted since
-            raise StaleCatalogError
-    return [
-        Outcome.CREATED if write.key in created else Outcome.REPLACED if differs.get(write.key) else Outcome.UNCHANGED
-        for write in writes
-    ]
+                values = {"collection_id": collection.id, "simhashes": simhashes}
+                await connection.execute(bands.insert_many(layout), values)
+    return [_outcome(is_new=write.key in created, differs=differs.get(write.key, False)) for write in writes]
+
+
+def _outcome(*, is_new: bool, differs: bool) -> Outcome:
+    if is_new:
+        return Outcome.CREATED
+    return Outcome.REPLACED if differs else Outcome.UNCHANGED
 
 
 def _columns(collection: Collection, writes: Sequence[Write]) -> dict[str, Any]:

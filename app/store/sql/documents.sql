@@ -34,32 +34,32 @@ UPDATE document SET seen_at = now()
 WHERE collection_id = %(collection_id)s::int AND key = %(key)s::text
   AND seen_at < now() - make_interval(secs => %(seen_seconds)s::float)
 
--- insert_many: those that are new, in the order in which they are given
-INSERT INTO document (collection_id, key, content_hash, simhash, bits, words, text, metadata)
+-- insert_many: those that are new, in the order in which they are given; the others are locked, whatever they hold, and
+-- don't come back
+INSERT INTO document AS stored (collection_id, key, content_hash, simhash, bits, words, text, metadata)
 SELECT %(collection_id)s::int, d.key, d.content_hash, d.simhash, %(bits)s::smallint, d.words, d.text,
        coalesce(d.metadata, '{}')
 FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(simhashes)b::bigint[], %(words)b::int[],
             %(texts)b::text[], %(metadata)b::jsonb[])
      WITH ORDINALITY d (key, content_hash, simhash, words, text, metadata, number)
 ORDER BY d.number
-ON CONFLICT (collection_id, key) DO NOTHING
+ON CONFLICT (collection_id, key) DO UPDATE SET seen_at = stored.seen_at WHERE false
 RETURNING key
 
--- lock_many: of those that are stored, in the order of their keys, each that differs from what is given, or was last
--- seen so long ago that it must be noted; whether it differs
+-- compare_many: of those that are stored each that differs from what is given, or was last seen so long ago that it must
+-- be noted; whether it differs. Without a text nothing is known of one that has no hash
 SELECT s.key, compared.differs
 FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(simhashes)b::bigint[], %(words)b::int[],
             %(texts_without_hash)b::text[], %(metadata)b::jsonb[])
      d (key, content_hash, simhash, words, text_without_hash, metadata)
 JOIN document s ON s.collection_id = %(collection_id)s::int AND s.key = d.key
 CROSS JOIN LATERAL (
-    SELECT (s.content_hash, s.simhash, s.words, s.metadata, CASE WHEN s.content_hash IS NULL THEN s.text END)
+    SELECT (s.content_hash, s.simhash, s.words, s.metadata,
+            CASE WHEN s.content_hash IS NULL AND d.text_without_hash IS NOT NULL THEN s.text END)
            IS DISTINCT FROM
            (d.content_hash, d.simhash, d.words, coalesce(d.metadata, s.metadata), d.text_without_hash) AS differs
 ) compared
 WHERE compared.differs OR s.seen_at < now() - make_interval(secs => %(seen_seconds)s::float)
-ORDER BY s.key
-FOR UPDATE OF s
 
 -- update_many: those that are locked and differ
 UPDATE document s
@@ -72,10 +72,6 @@ WHERE s.collection_id = %(collection_id)s::int AND s.key = d.key
 
 -- touch_many: those that are locked and don't differ were seen
 UPDATE document SET seen_at = now()
-WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
-
--- count_many: how many of these keys are stored
-SELECT count(*) FROM document
 WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
 
 -- digests: what is known of documents by their keys
@@ -161,7 +157,7 @@ SELECT (SELECT max(key) FROM next), (SELECT count(*) FROM deleted)
 SELECT key, simhash, content_hash, words, metadata, text
 FROM (
     SELECT key, simhash, content_hash, words, metadata, CASE WHEN %(with_text)s::boolean THEN text END AS text,
-           sum(pg_column_size(metadata) + CASE WHEN %(with_text)s::boolean THEN coalesce(octet_length(text), 0) ELSE 0 END)
+           sum(octet_length(metadata::text) + CASE WHEN %(with_text)s::boolean THEN coalesce(octet_length(text), 0) ELSE 0 END)
                OVER (ORDER BY key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
     FROM (SELECT * FROM document
           WHERE collection_id = %(collection_id)s::int AND key > %(after)s::text
