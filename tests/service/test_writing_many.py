@@ -306,33 +306,36 @@ async def test_the_same_batches_at_once_create_each_document_once(pages: Pages) 
     assert len(await all_of(pages)) == 400
 
 
-async def test_batches_beside_single_writes_and_deletions(pages: Pages, database: str) -> None:
+@pytest.mark.parametrize("deleting", [False, True])
+async def test_batches_beside_single_writes_and_deletions(pages: Pages, database: str, deleting: bool) -> None:
     """Writers of all kinds on the same keys: nobody fails, and what is there can be found."""
     documents = pages.services.documents
     await put_many(pages, numbered(100))
 
     async def write_batches(seed: int) -> None:
         random = Random(seed)
-        for _ in range(12):
-            await put_many(pages, random.sample(numbered(100, lambda _: random.randrange(200)), 80))
+        for _ in range(40):
+            await put_many(pages, random.sample(numbered(100, lambda _: random.randrange(2)), 80))
 
     async def write_singly(seed: int) -> None:
         random = Random(seed)
-        for _ in range(60):
-            await pages.put(f"{random.randrange(100):03}", random.randrange(200))
+        for _ in range(100):
+            await pages.put(f"{random.randrange(100):03}", random.randrange(2))
 
     async def delete_batches(seed: int) -> None:
         random = Random(seed)
-        for _ in range(12):
+        for _ in range(40):
             await documents.delete_many(pages.name, [f"{number:03}" for number in random.sample(range(100), 30)])
 
     async def delete_singly(seed: int) -> None:
         random = Random(seed)
-        for _ in range(40):
+        for _ in range(100):
             with suppress(DocumentNotFoundError):
                 await pages.delete(f"{random.randrange(100):03}")
 
-    kinds = (write_batches, write_batches, write_singly, write_singly, delete_batches, delete_batches, delete_singly)
+    kinds = [write_batches, write_batches, write_singly, write_singly]
+    if deleting:
+        kinds += [delete_batches, delete_batches, delete_singly]
     await at_once(*(lambda number=number, kind=kind: kind(number) for number, kind in enumerate(kinds)))
     require_consistency(database, pages.name)
     outcomes = await put_many(pages, numbered(100, lambda number: number + 1000))
