@@ -143,8 +143,14 @@ async def test_a_line_holds_what_is_known_of_a_document(client: AsyncClient) -> 
         "content_hash": stored["content_hash"],
         "metadata": {"town": "Lyon"},
     }
-    given = {"key": "b", "fingerprint": "00000000000000ff", "words": None, "content_hash": None, "metadata": {}}
-    nothing = {"key": "c", "fingerprint": None, "words": 1, "content_hash": None, "metadata": {}}
+    given: dict[str, object] = {
+        "key": "b",
+        "fingerprint": "00000000000000ff",
+        "words": None,
+        "content_hash": None,
+        "metadata": {},
+    }
+    nothing: dict[str, object] = {"key": "c", "fingerprint": None, "words": 1, "content_hash": None, "metadata": {}}
     assert documents_in(await exported(client)) == [known, given, nothing]
     assert documents_in(await exported(client, query="?text=false")) == [known, given, nothing]
     assert documents_in(await exported(client, query="?text=true")) == [

@@ -505,6 +505,7 @@ async def test_lookups_during_an_import_find_what_was_there(client: AsyncClient)
     await put(client, "a", text=text_of(300))
     done = Event()
     asked = 0
+    report: Any = None
 
     async def look_up() -> None:
         nonlocal asked

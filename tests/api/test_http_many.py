@@ -175,7 +175,13 @@ async def test_many_lookups_answer_what_single_ones_do(client: AsyncClient) -> N
         {"text": texts[1]},
         {"text": "nothing like it"},
     ]
-    for options in ({}, {"threshold": 0}, {"threshold": 2, "limit": 3}, {"threshold": 63, "limit": 100}):
+    choices: list[dict[str, Any]] = [
+        {},
+        {"threshold": 0},
+        {"threshold": 2, "limit": 3},
+        {"threshold": 63, "limit": 100},
+    ]
+    for options in choices:
         results = await look_up(client, queries, **options)
         for query, result in zip(queries, results, strict=True):
             assert set(result) == LOOKUP_MEMBERS

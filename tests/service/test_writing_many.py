@@ -1,8 +1,10 @@
 """Many documents at once are written as one after another would be, all or none, whoever else writes them."""
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from random import Random
+from typing import Any
 
 import psycopg
 import pytest
@@ -247,11 +249,8 @@ async def test_a_batch_goes_to_the_layouts_that_there_are_now(server: Server) ->
     server.drop("changing_layouts")
 
 
-async def at_once(*use_cases: Callable[[], Awaitable[object]]) -> None:
-    async def run(use_case: Callable[[], Awaitable[object]]) -> None:
-        await use_case()
-
-    async with meanwhile(*(lambda use_case=use_case: run(use_case) for use_case in use_cases)):
+async def at_once(*use_cases: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    async with meanwhile(*use_cases):
         pass
 
 
@@ -285,7 +284,7 @@ async def test_overlapping_batches_in_opposite_orders_neither_fail_nor_mix(
             items = numbered(400, lambda number, seed=turn * 100 + client: (number * 7919 + seed) % 500)
             batches.append(items[:: -1 if client % 2 else 1])
         random.shuffle(batches)
-        await at_once(*(lambda batch=batch: put_many(pages, batch) for batch in batches))
+        await at_once(*(partial(put_many, pages, batch) for batch in batches))
         documents = await all_of(pages)
         left = [(each.key, each.digest.simhash, None) for each in documents]
         assert left in [sorted(batch) for batch in batches]
@@ -299,7 +298,7 @@ async def test_the_same_batches_at_once_create_each_document_once(pages: Pages) 
         outcomes.append([outcome for _, outcome in sorted(zip(items, await put_many(pages, items), strict=True))])
 
     items = numbered(400, lambda number: f"{TEXT} {number}")
-    await at_once(*(lambda order=order: put(items[::order]) for order in (1, -1, 1, -1)))
+    await at_once(*(partial(put, items[::order]) for order in (1, -1, 1, -1)))
     assert [sorted(of_key) for of_key in zip(*outcomes, strict=True)] == [
         [Outcome.CREATED, Outcome.UNCHANGED, Outcome.UNCHANGED, Outcome.UNCHANGED]
     ] * 400
@@ -314,7 +313,7 @@ async def test_batches_beside_single_writes_and_deletions(pages: Pages, database
 
     async def write_batches(seed: int) -> None:
         random = Random(seed)
-        for _ in range(40):
+        for _ in range(100):
             await put_many(pages, random.sample(numbered(100, lambda _: random.randrange(2)), 80))
 
     async def write_singly(seed: int) -> None:
@@ -324,7 +323,7 @@ async def test_batches_beside_single_writes_and_deletions(pages: Pages, database
 
     async def delete_batches(seed: int) -> None:
         random = Random(seed)
-        for _ in range(40):
+        for _ in range(100):
             await documents.delete_many(pages.name, [f"{number:03}" for number in random.sample(range(100), 30)])
 
     async def delete_singly(seed: int) -> None:
@@ -336,7 +335,7 @@ async def test_batches_beside_single_writes_and_deletions(pages: Pages, database
     kinds = [write_batches, write_batches, write_singly, write_singly]
     if deleting:
         kinds += [delete_batches, delete_batches, delete_singly]
-    await at_once(*(lambda number=number, kind=kind: kind(number) for number, kind in enumerate(kinds)))
+    await at_once(*(partial(kind, number) for number, kind in enumerate(kinds)))
     require_consistency(database, pages.name)
     outcomes = await put_many(pages, numbered(100, lambda number: number + 1000))
     assert set(outcomes) <= {Outcome.CREATED, Outcome.REPLACED}
@@ -416,7 +415,7 @@ async def test_collections_that_come_and_go_under_batches(pages: Pages, elsewher
 
     async def write_all() -> None:
         nonlocal done
-        await at_once(lambda: write(0), lambda: write(1))
+        await at_once(partial(write, 0), partial(write, 1))
         done = True
 
     async def delete() -> None:
