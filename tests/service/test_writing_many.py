@@ -291,6 +291,17 @@ async def test_overlapping_batches_in_opposite_orders_neither_fail_nor_mix(
     require_consistency(database, pages.name)
 
 
+async def test_batches_of_other_keys_with_the_same_fingerprints_in_opposite_orders(pages: Pages, database: str) -> None:
+    for turn in range(8):
+        batches = [
+            [(f"{client} {number:03}", turn * 1000 + number, None) for number in range(400)][:: -1 if client % 2 else 1]
+            for client in range(4)
+        ]
+        await at_once(*(partial(put_many, pages, batch) for batch in batches))
+    assert len(await all_of(pages)) == 1600
+    assert fingerprints(database, pages.name) == [{1000 * turn + n for turn in range(8) for n in range(400)}] * 2
+
+
 async def test_the_same_batches_at_once_create_each_document_once(pages: Pages) -> None:
     outcomes: list[list[Outcome]] = []
 
