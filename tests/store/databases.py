@@ -54,6 +54,16 @@ def one_value(conninfo: str, query: bytes, parameters: tuple[object, ...] = ()) 
         return row[0]
 
 
+def rows_of_dead_collections(conninfo: str) -> dict[str, int]:
+    """How many documents, and rows of each layout's table, belong to no collection; only tables that have some."""
+    query = sql.SQL("SELECT count(*) FROM {} WHERE collection_id NOT IN (SELECT id FROM collection)")
+    with psycopg.connect(conninfo) as connection:
+        layouts = connection.execute("SELECT table_name FROM band_layout ORDER BY id").fetchall()
+        tables = ["document", *(table for (table,) in layouts)]
+        counts = {table: connection.execute(query.format(sql.Identifier(table))).fetchone() for table in tables}
+    return {table: row[0] for table, row in counts.items() if row and row[0]}
+
+
 def add_layout(connection: psycopg.Connection, layout: Layout, table: str, state: str) -> StoredLayout:
     """Another layout with its table, filled from `fingerprint`, as a rebuild of the bands leaves it."""
     row = connection.execute(
