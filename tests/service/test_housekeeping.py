@@ -20,6 +20,7 @@ from app.service.documents import NewDocument
 from app.service.fingerprinting import Simhash
 from app.service.housekeeping import Housekeeping
 from app.service.near_duplicates import Key
+from app.store import layouts
 from app.store.documents import Write
 from tests.service.operations import Gate, Worker
 from tests.store.databases import add_layout, one_value, rows_of_dead_collections
@@ -190,7 +191,7 @@ def by_the_server(_: asyncio.Task[None], observer: psycopg.Connection) -> None:
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("break_off", [by_the_process, by_the_server])
 @pytest.mark.parametrize("table", ["document", "fingerprint", "eight"])
-@pytest.mark.parametrize("simhash", SIMHASHES)
+@pytest.mark.parametrize("simhash", [SIMHASHES[0], 0, SIMHASHES[-1]])
 async def test_a_purge_that_is_broken_off_at_any_row_goes_on(
     wide: Pages,
     housekeeper: Housekeeping,
@@ -251,3 +252,460 @@ async def test_four_housekeepers_purge_all_there_is(
         pass
     assert_purged(database)
     assert await kept.keys(7) == ["a"]
+
+
+async def test_a_name_can_be_used_again_at_once(
+    wide: Pages,
+    elsewhere: Pages,
+    housekeeper: Housekeeping,
+    other_session: psycopg.Connection,
+    observer: psycopg.Connection,
+    database: str,
+) -> None:
+    build_gate(observer, "document", 0)
+    await wide.services.collections.delete(wide.name)
+    await wide.services.collections.create(wide.name, Scheme(bits=64), store_text=True)
+    shut_gate(other_session)
+    async with meanwhile(housekeeper.do_what_is_due):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        for each in (wide, elsewhere):
+            assert await each.found(0, threshold=63) == []
+            assert await each.services.documents.page(each.name, after="", limit=10) == []
+            _, counts = await each.services.collections.describe(each.name)
+            assert (counts.documents, counts.fingerprints, counts.too_short) == (0, 0, 0)
+            with pytest.raises(DocumentNotFoundError):
+                await each.services.documents.get(each.name, "0")
+            with pytest.raises(DocumentNotFoundError):
+                await each.found(Key("0"))
+        assert await wide.put("0", 0) == Outcome.CREATED
+        assert await put_many(elsewhere, {"0": 0, "1": 1}) == [Outcome.UNCHANGED, Outcome.CREATED]
+        other_session.rollback()
+    assert_purged(database)
+    assert await wide.keys(0) == ["0", "1"]
+    assert [rows_in(database, table) for table in ("document", "fingerprint", "eight")] == [2, 2, 2]
+
+
+async def test_writes_of_every_kind_and_deletions_leave_nothing_of_a_dead_collection(
+    pages: Pages, elsewhere: Pages, housekeeper: Housekeeping, observer: psycopg.Connection, database: str
+) -> None:
+    random = Random(5)
+    add_layout(observer, cut(8), "eight", "building")
+    await pages.put("a", 7)
+
+    async def write(writer: int) -> None:
+        for number in range(20):
+            with suppress(UnavailableError):  # after some deletions in a row it gives up, and has written nothing
+                await random.choice([pages, elsewhere]).put(f"{writer} {number % 7}", random.getrandbits(4))
+
+    async def write_many() -> None:
+        for _ in range(20):
+            keys = random.sample(range(40), 12)
+            with suppress(UnavailableError):
+                await put_many(random.choice([pages, elsewhere]), {f"{key}": random.getrandbits(4) for key in keys})
+
+    async def delete() -> None:
+        for _ in range(12):
+            await anyio.sleep(0.01)
+            with suppress(CollectionNotFoundError):  # nobody has written since the last one
+                await random.choice([pages, elsewhere]).services.collections.delete(pages.name)
+            await housekeeper.do_what_is_due()
+
+    async with meanwhile(*(lambda writer=writer: write(writer) for writer in range(3)), *[write_many] * 3, delete):
+        pass
+    await housekeeper.do_what_is_due()
+    assert_purged(database)
+    await pages.put("last", 7)
+    listed = await pages.services.documents.page(pages.name, after="", limit=1000)
+    assert {key for key, _, _ in await pages.found(7, threshold=63, limit=1000)} == {each.key for each in listed}
+
+
+@pytest.mark.usefixtures("small_batches")
+async def test_what_a_rebuild_copies_while_its_collection_is_purged_goes_too(
+    wide: Pages, service: Process, observer: psycopg.Connection, housekeeper: Housekeeping, database: str
+) -> None:
+    """The rows of the new table aren't committed yet when the purge looks for some."""
+    observer.execute("DELETE FROM band_layout WHERE table_name = 'eight'")
+    observer.execute("DROP TABLE eight")
+    worker = Worker(service)
+    operation_id = await worker.begin(3, 8)
+    gate = Gate("copying", done=len(SIMHASHES), in_transaction=True)
+    done = anyio.Event()
+
+    async def purge() -> None:
+        await housekeeper.do_what_is_due()
+        done.set()
+
+    async with worker.performing(operation_id, gate) as task:
+        await gate.reached(task)
+        await wide.services.collections.delete(wide.name)
+        async with meanwhile(purge):
+            await until(lambda: done.is_set() or waiting_for_locks(observer) == 1)
+            gate.open()
+        await task
+    assert (await worker.get(operation_id)).status == OperationStatus.SUCCEEDED
+    await housekeeper.do_what_is_due()
+    assert_purged(database)
+
+
+async def test_a_layout_that_is_dropped_during_a_purge_is_passed_over(
+    wide: Pages,
+    housekeeper: Housekeeping,
+    other_session: psycopg.Connection,
+    observer: psycopg.Connection,
+    database: str,
+) -> None:
+    await wide.services.collections.delete(wide.name)
+    other_session.execute("SELECT pg_advisory_xact_lock(%s::bigint)", [layouts.LOCK])
+    other_session.execute("DELETE FROM band_layout WHERE table_name = 'eight'")
+    other_session.execute("DROP TABLE eight")
+    async with meanwhile(housekeeper.do_what_is_due):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        other_session.commit()
+    assert_purged(database)
+
+
+# Documents that expire
+
+TTL = 3200
+NOTED = TTL // 16  # for so long it needn't be noted that a document was seen, and documents stay longer
+
+
+def let_pass(observer: psycopg.Connection, seconds: float) -> None:
+    """As if all that has happened had happened so much earlier."""
+    for table, columns in {"document": ("seen_at",), "collection": ("ttl_since", "expired_at")}.items():
+        for column in columns:
+            observer.execute(
+                sql.SQL("UPDATE {0} SET {1} = {1} - make_interval(secs => %s::float)").format(
+                    sql.Identifier(table), sql.Identifier(column)
+                ),
+                [seconds],
+            )
+
+
+async def create(pages: Pages, ttl: int | None = TTL) -> None:
+    await pages.services.collections.create(pages.name, ARTICLE, store_text=True, ttl=ttl)
+
+
+async def stored(pages: Pages) -> list[str]:
+    return [document.key for document in await pages.services.documents.page(pages.name, after="", limit=1000)]
+
+
+async def written_alone(pages: Pages, key: str, simhash: int) -> Outcome:
+    return await pages.put(key, simhash)
+
+
+async def written_and_looked_up(pages: Pages, key: str, simhash: int) -> Outcome:
+    return (await pages.index(key, simhash)).outcome
+
+
+async def written_with_others(pages: Pages, key: str, simhash: int) -> Outcome:
+    outcomes = await put_many(pages, {key: simhash, "z": 1})
+    return outcomes[0]
+
+
+async def imported(pages: Pages, key: str, simhash: int) -> Outcome:
+    outcomes = await pages.services.documents.write_by_scheme(
+        pages.name, ARTICLE, [Write(key, given(simhash), None, None)]
+    )
+    assert outcomes
+    return outcomes[0]
+
+
+WriteOne = Callable[[Pages, str, int], Awaitable[Outcome]]
+every_write = pytest.mark.parametrize(
+    "write", [written_alone, written_and_looked_up, written_with_others, imported], ids=lambda write: write.__name__
+)
+
+
+@pytest.mark.usefixtures("small_batches")
+async def test_documents_go_that_were_not_seen_for_their_ttl(
+    pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection
+) -> None:
+    await create(pages)
+    old = {key: number for number, key in enumerate("bdfhj")}
+    await put_many(pages, old)
+    let_pass(observer, TTL - 10)
+    await put_many(pages, {key: number for number, key in enumerate("acegi")})
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == list("abcdefghij")
+    let_pass(observer, NOTED + 20)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == list("acegi")
+    assert set(await pages.keys(0, threshold=63)) == set("acegi")
+    assert await pages.put("b", 0) == Outcome.CREATED
+
+
+@every_write
+async def test_an_unchanged_document_that_is_written_again_is_seen(
+    pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection, write: WriteOne
+) -> None:
+    await create(pages)
+    assert await write(pages, "a", 7) == Outcome.CREATED
+    before = await pages.services.documents.get(pages.name, "a")
+    for _ in range(3):
+        let_pass(observer, TTL - 10)
+        assert await write(pages, "a", 7) == Outcome.UNCHANGED
+        await housekeeper.do_what_is_due()
+        assert await pages.services.documents.get(pages.name, "a") == before
+    let_pass(observer, TTL + NOTED + 10)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == []
+
+
+@every_write
+async def test_a_document_that_is_replaced_is_seen(
+    pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection, write: WriteOne
+) -> None:
+    await create(pages)
+    await write(pages, "a", 7)
+    let_pass(observer, TTL - 10)
+    assert await write(pages, "a", 6) == Outcome.REPLACED
+    let_pass(observer, TTL - 10)
+    await housekeeper.do_what_is_due()
+    assert "a" in await stored(pages)
+
+
+async def test_none_goes_before_its_ttl_and_each_soon_after(
+    pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection
+) -> None:
+    random = Random(7)
+    step = 97
+    await create(pages)
+    seen: dict[str, int] = {}
+    gone = 0
+    for now in range(0, 12 * TTL, step):
+        if random.random() < 0.4:
+            write = random.choice([written_alone, written_and_looked_up, imported])
+            key = random.choice("abcdef")
+            outcome = await write(pages, key, 7)
+            assert (outcome == Outcome.UNCHANGED) == (key in seen)
+            seen[key] = now
+        await housekeeper.do_what_is_due()
+        remaining = set(await stored(pages))
+        for key in sorted(seen.keys() - remaining):
+            assert now - seen.pop(key) >= TTL
+            gone += 1
+        assert all(now - seen[key] <= TTL + 2 * NOTED + step for key in remaining)
+        let_pass(observer, step)
+    assert gone > 3
+
+
+async def test_a_ttl_that_is_set_later_counts_from_then(
+    pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection
+) -> None:
+    await create(pages, ttl=None)
+    await pages.put("a", 7)
+    let_pass(observer, 10 * TTL)
+    assert (await pages.services.collections.set_ttl(pages.name, TTL)).ttl == TTL
+    await housekeeper.do_what_is_due()
+    let_pass(observer, TTL - 10)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == ["a"]
+    let_pass(observer, NOTED + 20)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == []
+
+
+async def test_a_shorter_ttl_counts_from_then(
+    pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection
+) -> None:
+    await create(pages, ttl=100 * TTL)
+    await pages.put("a", 7)
+    let_pass(observer, 50 * TTL)
+    await housekeeper.do_what_is_due()
+    await pages.services.collections.set_ttl(pages.name, TTL)
+    let_pass(observer, TTL - 10)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == ["a"]
+    let_pass(observer, NOTED + 20)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == []
+
+
+async def test_a_ttl_that_is_taken_away_counts_no_more(
+    pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection
+) -> None:
+    await create(pages)
+    await pages.put("a", 7)
+    await pages.services.collections.set_ttl(pages.name, None)
+    let_pass(observer, 10 * TTL)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == ["a"]
+
+
+async def test_documents_of_a_collection_without_a_ttl_stay(
+    pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection
+) -> None:
+    short_lived = Pages(pages.services)
+    await create(short_lived)
+    for each in (pages, short_lived):
+        await each.put("a", 7)
+    let_pass(observer, 100 * 366 * 24 * 3600)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == ["a"]
+    assert await stored(short_lived) == []
+
+
+@every_write
+@pytest.mark.parametrize("remembered", [None, 100 * TTL])
+async def test_a_process_that_remembers_another_ttl_notes_what_it_sees(
+    pages: Pages,
+    elsewhere: Pages,
+    housekeeper: Housekeeping,
+    observer: psycopg.Connection,
+    write: WriteOne,
+    remembered: int | None,
+) -> None:
+    await create(pages, ttl=remembered)
+    await write(pages, "a", 7)
+    await elsewhere.services.collections.set_ttl(pages.name, TTL)
+    let_pass(observer, TTL - 10)
+    assert await write(pages, "a", 7) == Outcome.UNCHANGED
+    let_pass(observer, TTL - 10)
+    await housekeeper.do_what_is_due()
+    assert "a" in await stored(pages)
+    let_pass(observer, NOTED + 20)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == []
+
+
+async def test_what_was_looked_through_is_looked_through_again(
+    pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection
+) -> None:
+    await create(pages)
+    await pages.put("a", 7)
+    let_pass(observer, NOTED + 10)
+    await pages.put("b", 8)
+    let_pass(observer, TTL)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == ["b"]
+    let_pass(observer, NOTED + 10)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == []
+
+
+# At the same moment
+
+
+@pytest.fixture
+async def due(pages: Pages, observer: psycopg.Connection) -> Pages:
+    """Three documents that are due to go; whoever deletes "a" has to pass the gate."""
+    await create(pages)
+    await put_many(pages, {"a": 7, "b": 6, "z": 1})
+    build_gate(observer, "document", 7)
+    let_pass(observer, TTL + NOTED + 10)
+    return pages
+
+
+@every_write
+@pytest.mark.parametrize("key", ["a", "b"])
+async def test_a_document_that_is_written_while_it_expires_is_not_lost(
+    due: Pages,
+    housekeeper: Housekeeping,
+    other_session: psycopg.Connection,
+    observer: psycopg.Connection,
+    write: WriteOne,
+    key: str,
+) -> None:
+    outcomes: list[Outcome] = []
+
+    async def write_again() -> None:
+        outcomes.append(await write(due, key, {"a": 7, "b": 6}[key]))
+
+    shut_gate(other_session)
+    async with meanwhile(housekeeper.do_what_is_due):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        async with meanwhile(write_again):
+            await until(lambda: bool(outcomes) or waiting_for_locks(observer) == 2)
+            other_session.rollback()
+    assert len(outcomes) == 1
+    assert key in await stored(due)
+    assert key in await due.keys(7, threshold=1)
+    let_pass(observer, TTL - 10)
+    await housekeeper.do_what_is_due()
+    assert key in await stored(due)
+
+
+async def test_a_document_that_is_being_written_does_not_expire(
+    due: Pages, housekeeper: Housekeeping, other_session: psycopg.Connection, observer: psycopg.Connection
+) -> None:
+    outcomes: list[Outcome] = []
+
+    async def write_again() -> None:
+        outcomes.extend(await put_many(due, {"a": 7, "new": 9}))
+
+    other_session.execute("INSERT INTO fingerprint (collection_id, simhash) SELECT id, 9 FROM collection")
+    async with meanwhile(write_again):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        await housekeeper.do_what_is_due()
+        other_session.rollback()
+    assert outcomes == [Outcome.UNCHANGED, Outcome.CREATED]
+    assert await stored(due) == ["a", "new"]
+
+
+@pytest.mark.parametrize("ttl", [None, 100 * TTL])
+async def test_nothing_expires_any_more_once_a_longer_ttl_is_set(
+    due: Pages,
+    elsewhere: Pages,
+    housekeeper: Housekeeping,
+    other_session: psycopg.Connection,
+    observer: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    ttl: int | None,
+) -> None:
+    """The collection is being looked through, and "b" comes in the batch after that of "a"."""
+    monkeypatch.setattr(housekeeping, "_DOCUMENTS", 1)
+    outcomes: list[Outcome] = []
+
+    async def keep() -> None:
+        await elsewhere.services.collections.set_ttl(due.name, ttl)
+        outcomes.append(await elsewhere.put("b", 6))
+
+    shut_gate(other_session)
+    async with meanwhile(housekeeper.do_what_is_due):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        async with meanwhile(keep):
+            await until(lambda: bool(outcomes) or waiting_for_locks(observer) == 2)
+            other_session.rollback()
+    assert len(outcomes) == 1
+    assert "b" in await stored(due)
+
+
+async def test_a_collection_may_be_deleted_while_its_documents_expire(
+    due: Pages,
+    service: Process,
+    housekeeper: Housekeeping,
+    other_session: psycopg.Connection,
+    observer: psycopg.Connection,
+    database: str,
+) -> None:
+    shut_gate(other_session)
+    async with meanwhile(housekeeper.do_what_is_due):
+        await until(lambda: waiting_for_locks(observer) == 1)
+        await due.services.collections.delete(due.name)
+        other_session.rollback()
+    await Housekeeping(service.database).do_what_is_due()
+    assert_purged(database)
+
+
+async def test_several_housekeepers_and_writers_lose_nothing_that_was_just_seen(
+    pages: Pages, elsewhere: Pages, service: Process, observer: psycopg.Connection
+) -> None:
+    await create(pages)
+    keys = [f"{number}" for number in range(30)]
+    for _ in range(5):
+        await put_many(pages, {key: 7 for key in keys})
+        let_pass(observer, TTL + NOTED + 10)
+
+        async def write(with_others: Pages, half: list[str]) -> None:
+            for key in half:
+                await with_others.put(key, 7)
+
+        async with meanwhile(
+            lambda: write(pages, keys[:15]),
+            lambda: write(elsewhere, keys[10:20]),
+            lambda: put_many(elsewhere, {key: 7 for key in keys[5:25]}),
+            *(Housekeeping(service.database).do_what_is_due for _ in range(2)),
+        ):
+            pass
+        assert set(await stored(pages)) >= set(keys[:25])
