@@ -12,6 +12,9 @@ from httpx2 import AsyncClient, Response
 from psycopg import sql
 
 from app.api.problems import MEDIA_TYPE, PROBLEMS
+from app.runtime import process
+from app.service.housekeeping import Housekeeping
+from app.settings import Settings
 
 JSON = {"content-type": "application/json"}
 
@@ -87,7 +90,7 @@ def assert_problem(answer: Response, status: int, code: str, *pointers: str) -> 
     return problem
 
 
-TABLES = ("collection", "document", "fingerprint", "band_layout", "operation")
+TABLES = ("collection", "deleted_collection", "document", "fingerprint", "band_layout", "operation")
 
 
 def rows(database: str) -> dict[str, int]:
@@ -98,6 +101,12 @@ def rows(database: str) -> dict[str, int]:
             for table in TABLES
             if (row := connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchone())
         }
+
+
+async def keep_house(settings: Settings) -> None:
+    """What a process that works in the background does every few seconds."""
+    async with process(settings) as opened:
+        await Housekeeping(opened.database).do_what_is_due()
 
 
 def execute(database: str, statement: str) -> list[tuple[Any, ...]]:

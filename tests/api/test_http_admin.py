@@ -17,7 +17,7 @@ from app.core.cost import ALWAYS_PROBE_BELOW
 from app.core.layout import cut
 from app.core.probes import plan_probes
 from app.settings import Settings
-from tests.api.support import JSON, assert_problem, execute, find, hex_of, keys_of, ok, put, send
+from tests.api.support import JSON, assert_problem, execute, find, hex_of, keep_house, keys_of, ok, put, send
 from tests.conftest import client_of
 from tests.store.brute_force import Stored, signed, unsigned
 from tests.store.databases import create_collection, load
@@ -627,7 +627,7 @@ async def test_the_fullest_buckets_are_those_that_counting_finds(client: AsyncCl
         assert report["fullest_buckets"] == expected
 
 
-async def test_the_report_says_what_there_is(client: AsyncClient, database: str) -> None:
+async def test_the_report_says_what_there_is(client: AsyncClient, settings: Settings, database: str) -> None:
     report = await layout(client)
     assert set(report) == {
         "bands",
@@ -655,7 +655,17 @@ async def test_the_report_says_what_there_is(client: AsyncClient, database: str)
     assert execute(database, "SELECT pg_total_relation_size('fingerprint')") == [(filled["bytes"],)]
     assert filled["bytes"] > report["bytes"] > 0
     await ok(client, "DELETE", "/v1/collections/pages")
+    assert (await layout(client))["fullest_buckets"] == []
+    await keep_house(settings)
     assert ((await layout(client))["rows"], (await layout(client))["fullest_buckets"]) == (0, [])
+
+
+async def test_the_report_tells_nothing_of_a_deleted_collection(client: AsyncClient, database: str) -> None:
+    """Its rows are there still, and they are in the fullest buckets that there are."""
+    stored = {"left": fill(database, name="left", families=(100,))}
+    fill(database, name="gone", families=tuple([200] * 30))
+    await ok(client, "DELETE", "/v1/collections/gone")
+    assert (await layout(client))["fullest_buckets"] == buckets(stored, 4)
 
 
 async def test_the_costs_are_those_of_what_is_stored(client: AsyncClient, database: str) -> None:

@@ -44,6 +44,7 @@ def refused(method: str, url: str, body: object, pointer: str, code: str = "inva
 def _everything(connection: psycopg.Connection) -> list[tuple[Any, ...]]:
     return connection.execute("""
         SELECT c::text FROM collection c UNION ALL SELECT d::text FROM document d
+        UNION ALL SELECT e::text FROM deleted_collection e
         UNION ALL SELECT f::text FROM fingerprint f UNION ALL SELECT l::text FROM band_layout l
         UNION ALL SELECT o::text FROM operation o UNION ALL SELECT j::text FROM tiroir_queue.procrastinate_jobs j
     """).fetchall()
@@ -269,6 +270,32 @@ async def test_schemes_that_cannot_be(client: AsyncClient, database: str, subtes
     await check(client, database, subtests, _schemes())
 
 
+BAD_TTLS: list[object] = [0, -1, 59, 2**31, 10**30, 3600.0, 3600.5, "3600", "", True, [3600], {"seconds": 3600}]
+
+
+def _ttls() -> Iterable[Refused]:
+    for ttl in BAD_TTLS:
+        yield refused("POST", "/v1/collections", {"name": "n", "ttl": ttl}, "/ttl")
+        yield refused("PATCH", SHOP, {"ttl": ttl}, "/ttl")
+        yield refused("PATCH", UNBORN, {"ttl": ttl}, "/ttl")
+    yield refused("PATCH", SHOP, {}, "/ttl")
+    yield refused("PATCH", SHOP, {"ttl": 3600, "name": "other"}, "/name")
+    yield refused("PATCH", SHOP, {"ttl": 3600, "scheme": "article"}, "/scheme")
+    yield refused("PATCH", SHOP, [], "")
+    yield refused("PATCH", f"{SHOP}?ttl=3600", {"ttl": 3600}, "/ttl")
+    yield Refused("PATCH", SHOP, b"", 400, "invalid_json")
+    yield Refused("PATCH", SHOP, b'{"ttl": 3600', 400, "invalid_json")
+    yield Refused(
+        "PATCH", SHOP, b'{"ttl": 3600}', 415, "unsupported_media_type", headers={"content-type": "text/plain"}
+    )
+    yield Refused("PATCH", UNBORN, b'{"ttl": 3600}', 404, "collection_not_found")
+    yield Refused("POST", "/v1/collections", b'{"name": "shop", "ttl": 3600}', 409, "collection_exists")
+
+
+async def test_a_ttl_that_cannot_be(client: AsyncClient, database: str, subtests: pytest.Subtests) -> None:
+    await check(client, database, subtests, _ttls())
+
+
 def _not_yet() -> Iterable[Refused]:
     for html in ("<p>t</p>", "", 5, ["t"]):
         for url in (f"{SHOP}/near-duplicates", "/v1/fingerprints"):
@@ -277,10 +304,13 @@ def _not_yet() -> Iterable[Refused]:
             yield refused("POST", f"{UNBORN}/documents", {"key": "k", **content}, "/html", "not_supported")
             yield refused("PUT", f"{UNBORN}/documents/k", content, "/html", "not_supported")
     yield Refused("GET", f"{SHOP}/near-duplicates?html=x", code="not_supported", pointers=("/html",))
-    yield refused("POST", f"{UNBORN}/documents/batch", {"documents": []}, "", "not_supported")
-    yield refused("POST", f"{SHOP}/near-duplicates/batch", {"queries": []}, "", "not_supported")
-    yield refused("POST", "/v1/near-duplicates", {"collections": ["shop"], "text": "x"}, "", "not_supported")
-    yield refused("POST", "/v1/near-duplicates/batch", {"collections": ["shop"], "queries": []}, "", "not_supported")
+    documents = {"documents": [{"key": "k", "text": "t"}, {"key": "l", "html": "x"}]}
+    yield refused("POST", f"{UNBORN}/documents/batch", documents, "/documents/1/html", "not_supported")
+    queries = {"queries": [{"text": "t"}, {"html": "x"}]}
+    yield refused("POST", f"{SHOP}/near-duplicates/batch", queries, "/queries/1/html", "not_supported")
+    several = {"collections": ["shop"]}
+    yield refused("POST", "/v1/near-duplicates", {**several, "html": "x"}, "/html", "not_supported")
+    yield refused("POST", "/v1/near-duplicates/batch", {**several, **queries}, "/queries/1/html", "not_supported")
 
 
 async def test_what_a_later_version_takes(client: AsyncClient, database: str, subtests: pytest.Subtests) -> None:

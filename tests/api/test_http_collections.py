@@ -1,10 +1,11 @@
-"""Collections over HTTP: create, list, describe, delete."""
+"""Collections over HTTP: create, list, describe, change, delete."""
 
 from typing import Any
 
 from httpx2 import AsyncClient
 
-from tests.api.support import assert_problem, find, hex_of, keys_of, ok, put, rows, send, text_of
+from app.settings import Settings
+from tests.api.support import assert_problem, execute, find, hex_of, keep_house, keys_of, ok, put, rows, send, text_of
 
 COLLECTIONS = "/v1/collections"
 ARTICLE = {"tokenizer": "article", "shingle_size": 3, "bits": 63, "min_words": 20}
@@ -14,8 +15,9 @@ async def test_a_collection_is_made_once_and_answered_in_full(client: AsyncClien
     created = await send(client, "POST", COLLECTIONS, {"name": "shop", "scheme": "article"})
     assert created.status_code == 201
     collection = created.json()
-    assert set(collection) == {"name", "scheme", "store_text", "created_at"}
+    assert set(collection) == {"name", "scheme", "store_text", "ttl", "created_at"}
     assert (collection["name"], collection["scheme"], collection["store_text"]) == ("shop", ARTICLE, True)
+    assert collection["ttl"] is None
     for same in ("article", {"bits": 63}, ARTICLE):
         again = await send(client, "POST", COLLECTIONS, {"name": "shop", "scheme": same, "store_text": True})
         assert (again.status_code, again.json()) == (200, collection)
@@ -26,6 +28,7 @@ OTHER_SETTINGS: list[dict[str, Any]] = [
     {"scheme": {"shingle_size": 2}},
     {"scheme": {"min_words": 19}},
     {"store_text": False},
+    {"ttl": 3600},
 ]
 
 
@@ -80,7 +83,7 @@ async def test_the_counts_are_exact(client: AsyncClient) -> None:
     }.items():
         await put(client, key, **content)
     described = await ok(client, "GET", f"{COLLECTIONS}/shop")
-    assert set(described) == {"name", "scheme", "store_text", "created_at", "counts"}
+    assert set(described) == {"name", "scheme", "store_text", "ttl", "created_at", "counts"}
     assert described["counts"] == {"documents": 10, "fingerprints": 3, "too_short": 5, "exact_duplicates": 4}
 
 
@@ -102,11 +105,12 @@ async def test_collections_are_listed_in_pages_in_bytewise_order_of_their_names(
         assert listed == sorted(names)
 
 
-async def test_a_deleted_collection_is_gone_with_all_that_it_held(client: AsyncClient, database: str) -> None:
+async def test_a_deleted_collection_is_gone_with_all_that_it_held(
+    client: AsyncClient, settings: Settings, database: str
+) -> None:
     empty = rows(database)
     await put(client, "a", text=text_of(300))
     assert (await client.delete(f"{COLLECTIONS}/shop")).status_code == 204
-    assert rows(database) == empty
     for method, url in [
         ("DELETE", f"{COLLECTIONS}/shop"),
         ("GET", f"{COLLECTIONS}/shop"),
@@ -116,6 +120,9 @@ async def test_a_deleted_collection_is_gone_with_all_that_it_held(client: AsyncC
     ]:
         assert_problem(await client.request(method, url), 404, "collection_not_found")
     assert (await ok(client, "GET", COLLECTIONS)) == {"items": [], "next_cursor": None}
+    assert rows(database) == {**empty, "deleted_collection": 1, "document": 1, "fingerprint": 1}
+    await keep_house(settings)
+    assert rows(database) == empty
 
 
 async def test_a_name_can_be_used_again_with_another_scheme(client: AsyncClient) -> None:
@@ -125,3 +132,38 @@ async def test_a_name_can_be_used_again_with_another_scheme(client: AsyncClient)
     assert keys_of(await find(client, fingerprint=hex_of(2**64 - 1), threshold=63)) == []
     await put(client, "b", fingerprint=hex_of(2**64 - 1))
     assert keys_of(await find(client, fingerprint=hex_of(2**64 - 1), threshold=63)) == ["b"]
+
+
+async def test_a_ttl_is_set_changed_taken_away_and_told(client: AsyncClient) -> None:
+    created = await ok(client, "POST", COLLECTIONS, {"name": "shop", "ttl": 60})
+    assert created["ttl"] == 60
+    assert (await send(client, "POST", COLLECTIONS, {"name": "shop", "ttl": 60})).status_code == 200
+    for ttl in (2**31 - 1, None, 3600, 3600, 60):
+        changed = await ok(client, "PATCH", f"{COLLECTIONS}/shop", {"ttl": ttl})
+        assert changed == {**created, "ttl": ttl}
+        described = await ok(client, "GET", f"{COLLECTIONS}/shop")
+        assert {name: described[name] for name in changed} == changed
+        assert (await ok(client, "GET", COLLECTIONS))["items"] == [changed]
+
+
+async def test_another_ttl_of_a_collection_that_exists_is_a_conflict(client: AsyncClient) -> None:
+    await ok(client, "POST", COLLECTIONS, {"name": "shop", "ttl": 3600})
+    for other in ({}, {"ttl": None}, {"ttl": 3601}):
+        assert_problem(await send(client, "POST", COLLECTIONS, {"name": "shop", **other}), 409, "collection_exists")
+    await ok(client, "PATCH", f"{COLLECTIONS}/shop", {"ttl": None})
+    assert (await send(client, "POST", COLLECTIONS, {"name": "shop"})).status_code == 200
+    answer = await send(client, "POST", COLLECTIONS, {"name": "shop", "ttl": 3600})
+    assert_problem(answer, 409, "collection_exists")
+
+
+async def test_documents_that_are_not_put_again_expire(client: AsyncClient, settings: Settings, database: str) -> None:
+    await ok(client, "POST", COLLECTIONS, {"name": "shop", "ttl": 3600})
+    for key in ("old", "again"):
+        await put(client, key, fingerprint=hex_of(5))
+    execute(database, "UPDATE document SET seen_at = seen_at - interval '2 hours'")
+    execute(database, "UPDATE collection SET ttl_since = ttl_since - interval '2 hours'")
+    assert (await put(client, "again", fingerprint=hex_of(5)))["result"] == "unchanged"
+    await keep_house(settings)
+    assert keys_of(await find(client, fingerprint=hex_of(5))) == ["again"]
+    assert_problem(await client.get(f"{COLLECTIONS}/shop/documents/old"), 404, "document_not_found")
+    assert (await ok(client, "GET", f"{COLLECTIONS}/shop"))["counts"]["documents"] == 1

@@ -44,7 +44,7 @@ async def test_a_line_names_method_route_status_and_time(client: AsyncClient, lo
     await client.get(f"{SHOP}/documents/b")
     await client.get("/v1/distance?a=0&b=0")
     await client.get("/nothing")
-    await client.patch(SHOP)
+    await client.put(SHOP)
     await client.get("/livez?a=1&a=2")
     assert access_lines(log) == [
         "PUT /v1/collections/{collection}/document 201",
@@ -52,7 +52,7 @@ async def test_a_line_names_method_route_status_and_time(client: AsyncClient, lo
         "GET /v1/collections/{collection}/documents/{key} 404",
         "GET /v1/distance 422",
         "GET - 404",
-        "PATCH /v1/collections/{collection} 405",
+        "PUT /v1/collections/{collection} 405",
         "GET - 422",
     ]
 

@@ -13,7 +13,15 @@ from app.api.problems import MEDIA_TYPE, PROBLEMS
 from tests.api.support import assert_problem, ok, put, send, text_of
 
 SHOP = "/v1/collections/shop"
-METHODS = {"get", "put", "post", "delete"}
+METHODS = {"get", "put", "post", "patch", "delete"}
+JSON_BODY, LINES = "application/json", "application/x-ndjson"
+MAKE_A_COLLECTION = {
+    ("post", "/v1/collections/{collection}/documents"),
+    ("post", "/v1/collections/{collection}/documents/batch"),
+    ("put", "/v1/collections/{collection}/documents/{key}"),
+    ("put", "/v1/collections/{collection}/document"),
+    ("post", "/v1/collections/{collection}/import"),
+}
 HEALTH = {"/livez", "/readyz", "/version"}
 
 
@@ -34,6 +42,23 @@ def resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]
     return schema if reference is None else document["components"]["schemas"][reference.rpartition("/")[2]]
 
 
+def body_of(document: dict[str, Any], operation: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The media type of its body and its schema: of lines, that of each."""
+    if "requestBody" not in operation:
+        return None
+    [(media_type, content)] = operation["requestBody"]["content"].items()
+    assert media_type in {JSON_BODY, LINES}
+    return media_type, resolved(document, content["schema"])
+
+
+def lines_of(*values: object) -> bytes:
+    return b"".join(json.dumps(value).encode() + b"\n" for value in values)
+
+
+async def send_lines(client: AsyncClient, url: str, lines: bytes) -> Response:
+    return await client.post(url, content=lines, headers={"content-type": LINES})
+
+
 def require_valid(document: dict[str, Any], schema: dict[str, Any], value: object) -> None:
     validator: Any = Draft202012Validator(schema | {"components": document["components"]})
     validator.validate(value)
@@ -45,9 +70,12 @@ async def test_every_route_is_described(document: dict[str, Any]) -> None:
         "POST /v1/collections",
         "GET /v1/collections",
         "GET /v1/collections/{collection}",
+        "PATCH /v1/collections/{collection}",
         "DELETE /v1/collections/{collection}",
         "POST /v1/collections/{collection}/documents",
         "GET /v1/collections/{collection}/documents",
+        "POST /v1/collections/{collection}/documents/batch",
+        "POST /v1/collections/{collection}/documents/delete",
         "PUT /v1/collections/{collection}/documents/{key}",
         "GET /v1/collections/{collection}/documents/{key}",
         "DELETE /v1/collections/{collection}/documents/{key}",
@@ -56,6 +84,11 @@ async def test_every_route_is_described(document: dict[str, Any]) -> None:
         "DELETE /v1/collections/{collection}/document",
         "GET /v1/collections/{collection}/near-duplicates",
         "POST /v1/collections/{collection}/near-duplicates",
+        "POST /v1/collections/{collection}/near-duplicates/batch",
+        "POST /v1/collections/{collection}/import",
+        "GET /v1/collections/{collection}/export",
+        "POST /v1/near-duplicates",
+        "POST /v1/near-duplicates/batch",
         "POST /v1/fingerprints",
         "GET /v1/distance",
         "GET /v1/admin/layout",
@@ -88,9 +121,12 @@ async def test_every_operation_documents_the_problems_that_it_answers(document: 
         errors = {int(status): answer for status, answer in operation["responses"].items() if int(status) >= 400}
         expected: set[int] = set() if path in {"/livez", "/version"} else {422, 500, 503}
         if "requestBody" in operation:
-            expected |= {400, 413, 415}
-        writes = method in {"post", "put"} and "/document" in path
-        if ("{collection}" in path and not writes) or "{id}" in path:
+            expected |= {413, 415}
+            if JSON_BODY in operation["requestBody"]["content"]:  # what is wrong with lines is told in the answer
+                expected |= {400}
+        if path.startswith("/v1/collections/{collection}") and (method, path) not in MAKE_A_COLLECTION:
+            expected |= {404}
+        if path.startswith("/v1/near-duplicates") or "{id}" in path:
             expected |= {404}
         if path.endswith("/cancel") or (method, path) == ("post", "/v1/admin/rebuilds"):
             expected |= {409}
@@ -119,12 +155,21 @@ async def test_every_required_parameter_has_an_example(document: dict[str, Any])
 
 async def test_the_examples_of_every_body_are_taken(client: AsyncClient, document: dict[str, Any]) -> None:
     tried = 0
-    await ok(client, "POST", "/v1/collections", {"name": "example"})
+    for collection in ("example", "crawl-41", "crawl-42"):
+        await put(client, "lyon", collection=collection, text=text_of(30))
     for method, path, operation in operations(document):
-        if "requestBody" not in operation:
+        if (body := body_of(document, operation)) is None:
             continue
-        schema = resolved(document, operation["requestBody"]["content"]["application/json"]["schema"])
-        assert schema["examples"], (method, path)
+        media_type, schema = body
+        assert schema.get("examples"), (method, path)
+        if media_type == LINES:
+            answer = await send_lines(client, path.replace("{collection}", "lines"), lines_of(*schema["examples"]))
+            assert answer.is_success
+            assert (answer.json()["created"], answer.json()["failed"]) == (len(schema["examples"]), 0)
+            for example in schema["examples"]:
+                require_valid(document, schema, example)
+                tried += 1
+            continue
         url = path.replace("{collection}", "example").replace("{key}", "a")
         for example in schema["examples"]:
             if path.endswith("/document"):
@@ -132,7 +177,7 @@ async def test_the_examples_of_every_body_are_taken(client: AsyncClient, documen
             assert (await send(client, method, url, example)).is_success, (method, path, example)
             require_valid(document, schema, example)
             tried += 1
-    assert tried >= 8
+    assert tried >= 14
 
 
 async def test_the_examples_of_a_fingerprint_are_one_fingerprint(document: dict[str, Any]) -> None:
@@ -162,6 +207,23 @@ REQUESTS: list[tuple[str, str, object]] = [
     ("POST", "/v1/fingerprints", {"text": "oak"}),
     ("GET", "/v1/distance?a=0000000000000000&b=0000000000000001", None),
     ("GET", "/v1/distance?a=0&b=1", None),
+    ("PATCH", SHOP, {"ttl": 3600}),
+    ("PATCH", SHOP, {"ttl": 0}),
+    ("PATCH", "/v1/collections/nothing", {"ttl": None}),
+    ("POST", f"{SHOP}/documents/batch", {"documents": [{"key": "e", "text": "oak"}, {"key": "f", "simhash": "1"}]}),
+    ("POST", f"{SHOP}/documents/batch", {"documents": []}),
+    ("POST", f"{SHOP}/near-duplicates/batch", {"queries": [{"key": "b"}, {"text": "oak"}, {"simhash": "1"}]}),
+    ("POST", f"{SHOP}/near-duplicates/batch", {"queries": [{"key": "nothing"}]}),
+    ("POST", "/v1/near-duplicates", {"collections": ["shop"], "key": "b"}),
+    ("POST", "/v1/near-duplicates", {"collections": ["shop", "new"], "text": text_of(30)}),
+    ("POST", "/v1/near-duplicates", {"collections": ["shop", "nothing"], "text": text_of(30)}),
+    ("POST", "/v1/near-duplicates/batch", {"collections": ["new", "shop"], "queries": [{"text": text_of(30)}]}),
+    ("POST", f"{SHOP}/import", lines_of({"key": "g", "text": text_of(30)}, {"key": 1})),
+    ("POST", f"{SHOP}/import?on_error=stop", lines_of({"key": "g", "text": text_of(30)})),
+    ("GET", f"{SHOP}/export?text=true", None),
+    ("GET", "/v1/collections/nothing/export", None),
+    ("POST", f"{SHOP}/documents/delete", {"keys": ["e", "nothing"]}),
+    ("POST", "/v1/collections/nothing/documents/delete", {"keys": ["e"]}),
     ("DELETE", f"{SHOP}/documents/d", None),
     ("DELETE", f"{SHOP}/document?key=d", None),
     ("DELETE", "/v1/collections/new", None),
@@ -190,6 +252,9 @@ def _path_of(document: dict[str, Any], url: str) -> str:
     path = url.partition("?")[0]
     if path in document["paths"]:
         return path
+    with_name = path.replace(path.split("/")[3], "{collection}", 1)
+    if with_name in document["paths"]:
+        return with_name
     _, _, group, _, *rest = path.split("/")
     if group == "admin":
         return "/".join([*path.split("/")[:4], "{id}", *rest[1:]])
@@ -201,7 +266,10 @@ async def test_answers_are_as_described(client: AsyncClient, document: dict[str,
     await put(client, "a", text=text_of(30))
     seen: set[tuple[str, str]] = set()
     for method, url, body in REQUESTS:
-        answer: Response = await (client.request(method, url) if body is None else send(client, method, url, body))
+        if isinstance(body, bytes):
+            answer = await send_lines(client, url, body)
+        else:
+            answer = await (client.request(method, url) if body is None else send(client, method, url, body))
         path = _path_of(document, url)
         described = document["paths"][path][method.lower()]["responses"][str(answer.status_code)]
         seen.add((method.lower(), path))
@@ -210,6 +278,14 @@ async def test_answers_are_as_described(client: AsyncClient, document: dict[str,
             continue
         [(media_type, content)] = described["content"].items()
         assert answer.headers["content-type"] == media_type
+        if media_type == LINES:  # described by the schema of the lines that an import takes
+            assert content == {}
+            _, line = body_of(document, document["paths"]["/v1/collections/{collection}/import"]["post"]) or ("", {})
+            lines = answer.content.splitlines()
+            assert len(lines) > 3
+            for each in lines:
+                require_valid(document, line, json.loads(each))
+            continue
         require_valid(document, content["schema"], answer.json())
     assert seen == {(method, path) for method, path, _ in operations(document)}
 
@@ -230,13 +306,15 @@ async def test_a_parameter_that_nobody_knows_is_refused_by_every_route(
         )
         if path.endswith("near-duplicates") and method == "get":
             known = "key=a"
-        body: object = None
-        if "requestBody" in operation:
-            schema = resolved(document, operation["requestBody"]["content"]["application/json"]["schema"])
-            body = schema["examples"][0]
+        body = body_of(document, operation)
         for name in ("treshold", "Key", "") if known else ("threshold_", "limit2"):
             unknown = f"{url}?{known}&{name}=3"
-            answer = await (client.request(method, unknown) if body is None else send(client, method, unknown, body))
+            if body is None:
+                answer = await client.request(method, unknown)
+            elif body[0] == LINES:
+                answer = await send_lines(client, unknown, lines_of(*body[1]["examples"]))
+            else:
+                answer = await send(client, method, unknown, body[1]["examples"][0])
             assert_problem(answer, 422, "invalid_input", f"/{name}")
 
 

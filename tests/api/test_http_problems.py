@@ -53,11 +53,18 @@ ALLOWED = {
     "/livez": "GET",
     "/version": "GET",
     "/v1/collections": "GET, POST",
-    "/v1/collections/shop": "GET, DELETE",
+    "/v1/collections/shop": "GET, PATCH, DELETE",
     "/v1/collections/shop/documents": "GET, POST",
+    "/v1/collections/shop/documents/batch": "GET, POST, PUT, DELETE",  # a key may be called so
+    "/v1/collections/shop/documents/delete": "GET, POST, PUT, DELETE",
     "/v1/collections/shop/documents/a/b": "GET, PUT, DELETE",
     "/v1/collections/shop/document": "GET, PUT, DELETE",
     "/v1/collections/shop/near-duplicates": "GET, POST",
+    "/v1/collections/shop/near-duplicates/batch": "POST",
+    "/v1/collections/shop/import": "POST",
+    "/v1/collections/shop/export": "GET",
+    "/v1/near-duplicates": "POST",
+    "/v1/near-duplicates/batch": "POST",
     "/v1/fingerprints": "POST",
     "/v1/distance": "GET",
     "/v1/admin/layout": "GET",
@@ -126,8 +133,10 @@ BY_ONE_REQUEST: dict[str, tuple[str, str, bytes, dict[str, str]]] = {
     "unsupported_media_type": ("POST", "/v1/collections", b"{}", {"content-type": "text/plain"}),
     "invalid_input": ("GET", f"{SHOP}/documents?limit=0", b"", {}),
     "invalid_fingerprint": ("GET", "/v1/distance?a=0&b=0", b"", {}),
-    "not_supported": ("POST", f"{SHOP}/documents/batch", b"", {}),
+    "schemes_differ": ("POST", "/v1/near-duplicates", b'{"collections": ["shop", "wide"], "text": "x"}', JSON),
+    "not_supported": ("POST", f"{SHOP}/near-duplicates", b'{"html": "x"}', JSON),
 }
+WIDE = {"name": "wide", "scheme": {"bits": 64}}
 LOOKUP = ("POST", f"{SHOP}/near-duplicates", b'{"key": "a"}', JSON)
 REBUILDS = "/v1/admin/rebuilds"
 WITH_KEY = {**JSON, "Idempotency-Key": "k"}
@@ -144,6 +153,7 @@ async def test_every_code_is_met(settings: Settings, database: str) -> None:
     queued = {"run_operations": False}
     async with client_of(settings.model_copy(update=limits | queued)) as client:
         await put(client, "a", text=text_of(30))
+        await ok(client, "POST", "/v1/collections", WIDE)
         for request in BY_ONE_REQUEST.values():
             await ask(client, *request)
         begun = await client.post(REBUILDS, content=b'{"threshold": 7}', headers=WITH_KEY)
@@ -169,6 +179,7 @@ async def test_every_code_is_met(settings: Settings, database: str) -> None:
 async def test_the_codes_of_one_request_are_what_they_are_called(settings: Settings) -> None:
     async with client_of(settings.model_copy(update={"max_body_bytes": 4096})) as client:
         await ok(client, "POST", "/v1/collections", {"name": "shop"})
+        await ok(client, "POST", "/v1/collections", WIDE)
         for code, (method, url, body, headers) in BY_ONE_REQUEST.items():
             answer = await client.request(method, url, content=body, headers=headers)
             assert answer.json()["code"] == code

@@ -20,10 +20,11 @@ from app.core.errors import (
 from app.core.model import Outcome
 from app.core.scheme import ARTICLE, Scheme
 from app.runtime import Process
+from app.service.housekeeping import Housekeeping
 from app.service.near_duplicates import Key
 from app.store.database import StaleCatalogError
 from tests.conftest import Server
-from tests.store.databases import one_value
+from tests.store.databases import one_value, rows_of_dead_collections
 from tests.store.pages import Pages
 from tests.store.waiting import meanwhile, until, waiting_for_locks
 
@@ -46,14 +47,9 @@ async def pages(service: Process) -> Pages:
     return pages
 
 
-def rows_of_dead_collections(database: str) -> object:
-    return one_value(
-        database,
-        b"""
-        SELECT (SELECT count(*) FROM document WHERE collection_id NOT IN (SELECT id FROM collection))
-             + (SELECT count(*) FROM fingerprint WHERE collection_id NOT IN (SELECT id FROM collection))
-        """,
-    )
+async def assert_nothing_is_left_of_the_dead(service: Process, database: str) -> None:
+    await Housekeeping(service.database).do_what_is_due()
+    assert rows_of_dead_collections(database) == {}
 
 
 def begin_to_write(session: psycopg.Connection, pages: Pages, simhash: int) -> None:
@@ -114,6 +110,7 @@ READERS: dict[str, Callable[[Pages], Awaitable[object]]] = {
     "list": lambda pages: pages.services.documents.page(pages.name, after="", limit=10),
     "delete a document": lambda pages: pages.delete("a"),
     "describe": lambda pages: pages.services.collections.describe(pages.name),
+    "set a ttl": lambda pages: pages.services.collections.set_ttl(pages.name, 3600),
     "delete": lambda pages: pages.services.collections.delete(pages.name),
 }
 
@@ -144,7 +141,7 @@ async def test_the_new_collection_is_listed_and_described(pages: Pages, elsewher
 
 
 async def test_a_deletion_takes_along_what_is_being_written(
-    pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection, database: str
+    service: Process, pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection, database: str
 ) -> None:
     begin_to_write(other_session, pages, 8)
     async with meanwhile(lambda: pages.put("b", 8)):
@@ -154,24 +151,24 @@ async def test_a_deletion_takes_along_what_is_being_written(
             other_session.rollback()
     with pytest.raises(CollectionNotFoundError):
         await pages.keys(8)
-    assert rows_of_dead_collections(database) == 0
+    await assert_nothing_is_left_of_the_dead(service, database)
 
 
 async def test_a_write_during_a_deletion_goes_to_a_new_collection(
-    pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection, database: str
+    service: Process, pages: Pages, other_session: psycopg.Connection, observer: psycopg.Connection, database: str
 ) -> None:
-    other_session.execute("SELECT FROM document FOR UPDATE")
+    other_session.execute("SELECT FROM collection WHERE name = %s::text FOR UPDATE", [pages.name])
     async with meanwhile(lambda: pages.services.collections.delete(pages.name)):
         await until(lambda: waiting_for_locks(observer) == 1)
         async with meanwhile(lambda: pages.put("b", 8)):
             await until(lambda: waiting_for_locks(observer) == 2)
             other_session.rollback()
     assert await pages.keys(8, threshold=63) == ["b"]
-    assert rows_of_dead_collections(database) == 0
+    await assert_nothing_is_left_of_the_dead(service, database)
 
 
 async def test_many_writes_and_deletions_leave_nothing_of_a_dead_collection(
-    pages: Pages, elsewhere: Pages, database: str
+    service: Process, pages: Pages, elsewhere: Pages, database: str
 ) -> None:
     random = Random(5)
 
@@ -188,7 +185,7 @@ async def test_many_writes_and_deletions_leave_nothing_of_a_dead_collection(
 
     async with meanwhile(*(lambda writer=writer: write(writer) for writer in range(6)), delete):
         pass
-    assert rows_of_dead_collections(database) == 0
+    await assert_nothing_is_left_of_the_dead(service, database)
     await pages.put("last", 7)
     listed = await pages.services.documents.page(pages.name, after="", limit=1000)
     assert {key for key, _, _ in await pages.found(7, threshold=63, limit=1000)} == {each.key for each in listed}

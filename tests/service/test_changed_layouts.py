@@ -4,9 +4,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from app.core.errors import CollectionNotFoundError
 from app.core.layout import cut
 from app.core.model import Outcome
 from app.runtime import Process
+from app.service.housekeeping import Housekeeping
 from app.service.near_duplicates import Key
 from app.store import layouts
 from tests.store.databases import add_layout
@@ -127,9 +129,12 @@ async def test_a_write_whose_table_was_dropped_goes_to_the_new_one(
     assert await pages.keys(8, threshold=1) == ["b", "c"]
 
 
-async def test_a_collection_is_deleted_from_the_new_table(
-    pages: Pages, other_session: psycopg.Connection, database: str
+async def test_a_collection_is_purged_from_the_new_table(
+    service: Process, pages: Pages, other_session: psycopg.Connection, database: str
 ) -> None:
     switch_to_another_layout(other_session)
     await pages.services.collections.delete(pages.name)
+    with pytest.raises(CollectionNotFoundError):
+        await pages.keys(7)
+    await Housekeeping(service.database).do_what_is_due()
     assert fingerprints(database, "three") == set()

@@ -694,7 +694,7 @@ async def test_several_housekeepers_and_writers_lose_nothing_that_was_just_seen(
     await create(pages)
     keys = [f"{number}" for number in range(30)]
     for _ in range(5):
-        await put_many(pages, {key: 7 for key in keys})
+        await put_many(pages, dict.fromkeys(keys, 7))
         let_pass(observer, TTL + NOTED + 10)
 
         async def write(with_others: Pages, half: list[str]) -> None:
@@ -704,7 +704,7 @@ async def test_several_housekeepers_and_writers_lose_nothing_that_was_just_seen(
         async with meanwhile(
             lambda: write(pages, keys[:15]),
             lambda: write(elsewhere, keys[10:20]),
-            lambda: put_many(elsewhere, {key: 7 for key in keys[5:25]}),
+            lambda: put_many(elsewhere, dict.fromkeys(keys[5:25], 7)),
             *(Housekeeping(service.database).do_what_is_due for _ in range(2)),
         ):
             pass

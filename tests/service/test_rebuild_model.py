@@ -38,6 +38,7 @@ from app.core.layout import Layout, cut
 from app.core.model import Json, Matches, Operation, OperationKind, Outcome, StoredLayout
 from app.core.scheme import Scheme
 from app.runtime import Process, process
+from app.service.housekeeping import Housekeeping
 from app.service.near_duplicates import Key
 from app.service.operator import Operator, Progress
 from app.service.rebuild import Rebuild
@@ -401,6 +402,11 @@ class RebuildMachine(RuleBasedStateMachine):
         else:
             self.portal.call(delete, name)
 
+    @step()
+    def purge(self) -> None:
+        self.portal.call(Housekeeping(self.working.process.database).do_what_is_due)
+        assert self.observer.execute("SELECT FROM deleted_collection").fetchall() == []
+
     @step(3, by=served_by, name=names, key=keys, simhash=written)
     def write(self, by: int, name: str, key: str, simhash: int | None) -> None:
         simhash = self.to_be_written(name, key, simhash)
@@ -656,8 +662,14 @@ class RebuildMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        """The documents are those of the model, every table has their fingerprints, and none those of dead ones."""
-        query = "SELECT c.name, d.key, d.simhash FROM document d LEFT JOIN collection c ON c.id = d.collection_id"
+        """The documents are those of the model, and every table has their fingerprints.
+
+        There may be others of collections that are to be purged.
+        """
+        query = """
+            SELECT c.name, d.key, d.simhash FROM document d LEFT JOIN collection c ON c.id = d.collection_id
+            WHERE d.collection_id NOT IN (SELECT id FROM deleted_collection)
+        """
         documents = [
             (name, key, simhash)
             for name, collection in self.collections.items()
@@ -667,7 +679,10 @@ class RebuildMachine(RuleBasedStateMachine):
         expected = {(name, simhash) for name, _, simhash in documents}
         phase = None if self.rebuild is None else self.operation()[1]
         for stored in self.layouts():
-            query = "SELECT c.name, f.simhash FROM {} f LEFT JOIN collection c ON c.id = f.collection_id"
+            query = """
+                SELECT c.name, f.simhash FROM {} f LEFT JOIN collection c ON c.id = f.collection_id
+                WHERE f.collection_id NOT IN (SELECT id FROM deleted_collection)
+            """
             found = set(self.observer.execute(sql.SQL(query).format(sql.Identifier(stored.table))).fetchall())
             assert None not in {name for name, _ in found}
             if stored.state != "building" or phase in COPIED:
@@ -678,6 +693,7 @@ class RebuildMachine(RuleBasedStateMachine):
             self.be_at_work()
             self.move(self.worker.finish)
         assert self.rebuild is None
+        self.purge()
         self.layouts_are_in_order()
         self.nothing_is_lost()
         assert self.invalid_indexes() == 0

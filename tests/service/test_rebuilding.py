@@ -28,6 +28,7 @@ from app.runtime import Process
 from app.service import audit, operator, queue, rebuild
 from app.service.documents import NewDocument
 from app.service.fingerprinting import Simhash
+from app.service.housekeeping import Housekeeping
 from app.service.near_duplicates import Options, plan_lookup
 from app.settings import Settings
 from app.store import documents, layouts
@@ -1276,7 +1277,7 @@ async def test_writes_that_go_on_meanwhile_are_in_the_new_bands(
     await site.assert_rebuilt(bands=8, threshold=5)
 
 
-async def test_a_collection_that_is_deleted_before_its_copy_leaves_no_rows(
+async def test_a_collection_that_is_deleted_during_a_rebuild_leaves_no_rows(
     site: Site, worker: Worker, observer: psycopg.Connection, expected: Expected
 ) -> None:
     gone = {Moment("copying"): "wide", Moment("verifying"): "twin"}
@@ -1288,6 +1289,7 @@ async def test_a_collection_that_is_deleted_before_its_copy_leaves_no_rows(
 
     assert_succeeded(await worker.rebuild(5, 8, at=delete))
     await site.assert_rebuilt(bands=8, threshold=5)
+    await Housekeeping(worker.process.database).do_what_is_due()
     assert_no_orphans(observer, assert_only_layout(observer, 8, 5), expected)
 
 

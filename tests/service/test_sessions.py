@@ -200,7 +200,7 @@ async def test_use_cases_that_are_cancelled_at_any_moment_lose_no_connection(ser
 async def test_a_deletion_that_fails_leaves_everything(service: Process, pages: Pages, database: str) -> None:
     before = await session(service)
     with psycopg.connect(database) as reader:
-        reader.execute("SELECT FROM document FOR UPDATE")
+        reader.execute("SELECT FROM collection FOR UPDATE")
         with pytest.raises(QueryTimeoutError):
             await pages.services.collections.delete(pages.name)
     assert await session(service) == before

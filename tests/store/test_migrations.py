@@ -41,7 +41,7 @@ def refusal(conninfo: str) -> str:
 # Several at once
 
 WAITING = "waiting for the migrations of another process"
-ALL = ["Running upgrade  -> 0001", "Running upgrade 0001 -> 0002"]
+ALL = ["Running upgrade  -> 0001", "Running upgrade 0001 -> 0002", "Running upgrade 0002 -> 0003"]
 
 
 def upgrades(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -128,7 +128,8 @@ def content(conninfo: str) -> list[tuple[object, ...]]:
         return [
             row
             for query in (
-                "SELECT * FROM collection ORDER BY id",
+                "SELECT id, name, tokenizer, shingle_size, bits, min_words, store_text, created_at FROM collection"
+                " ORDER BY id",
                 "SELECT collection_id, key, simhash, words, text, metadata, updated_at FROM document ORDER BY 1, 2",
                 "SELECT * FROM fingerprint ORDER BY collection_id, simhash",
                 "SELECT id, widths, threshold, table_name, state, created_at FROM band_layout",
@@ -156,6 +157,16 @@ def test_an_upgrade_keeps_all_there_is_and_so_does_the_way_back(previous: str) -
         assert bits_of_documents(previous) == {"of-63": [63], "of-64": [64], "of-8": [8]}
         downgrade(previous, "0001")
         assert content(previous) == before
+
+
+async def test_on_the_way_back_no_document_of_a_deleted_collection_comes_back(previous: str) -> None:
+    migrate(previous, connect_timeout=10)
+    async with process(settings_of(previous)) as opened:
+        await opened.services.collections.delete("of-64")
+    assert one_value(previous, b"SELECT count(*) FROM document WHERE bits = 64") == len(STORED[64])
+    downgrade(previous, "0002")
+    assert bits_of_documents(previous) == {"of-63": [63], "of-8": [8]}
+    assert one_value(previous, b"SELECT count(*) FROM document WHERE bits = 64") == 0
 
 
 async def test_after_an_upgrade_everything_is_found_and_can_be_written(previous: str) -> None:

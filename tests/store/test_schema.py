@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncGenerator, Generator
 from functools import partial
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 import psycopg
@@ -40,6 +41,11 @@ collection.bits smallint
 collection.min_words integer
 collection.store_text boolean
 collection.created_at timestamp with time zone default=now()
+collection.ttl integer null
+collection.ttl_since timestamp with time zone default=now()
+collection.expired_at timestamp with time zone null
+deleted_collection.id integer
+deleted_collection.deleted_at timestamp with time zone default=now()
 document.collection_id integer
 document.key text collation=C
 document.content_hash bytea null
@@ -50,6 +56,7 @@ document.metadata jsonb
 document.created_at timestamp with time zone default=now()
 document.updated_at timestamp with time zone default=now()
 document.bits smallint default=63
+document.seen_at timestamp with time zone default=now()
 fingerprint.collection_id integer
 fingerprint.simhash bigint
 fingerprint.b0 integer generated=s ((simhash >> 48) & (65535)::bigint)
@@ -82,6 +89,7 @@ band_layout_pkey unique (id)
 band_layout_table_name_key unique (table_name)
 collection_name_key unique (name)
 collection_pkey unique (id)
+deleted_collection_pkey unique (id)
 document_content_hash_idx (collection_id, content_hash, key)
 document_pkey unique (collection_id, key)
 document_simhash_idx (collection_id, simhash, key)
@@ -103,6 +111,7 @@ collection CHECK (((bits >= 1) AND (bits <= 64)))
 collection CHECK ((min_words >= 1))
 collection CHECK ((name ~ '^[A-Za-z0-9._-]{1,64}$'))
 collection CHECK (((shingle_size >= 1) AND (shingle_size <= 10)))
+collection CHECK ((ttl > 0))
 document CHECK ((octet_length(content_hash) = 16))
 document CHECK (((octet_length(key) >= 1) AND (octet_length(key) <= 2048)))
 document CHECK (CASE WHEN (bits = 64) THEN true WHEN (simhash < 0) THEN false ELSE ((simhash >> bits) = 0) END)
@@ -204,13 +213,17 @@ def test_upgrade_and_downgrade_leave_nothing_behind(empty_database: str) -> None
 
 
 def test_each_step_down_is_the_step_up_undone(empty_database: str) -> None:
-    upgrade(empty_database, "0001")
-    before = schema(empty_database)
-    assert "schema tiroir_queue" not in before
-    upgrade(empty_database, "0002")
-    assert schema(empty_database) != before
-    downgrade(empty_database, "0001")
-    assert schema(empty_database) == before
+    for below, above in pairwise(("base", "0001", "0002", "0003")):
+        before = schema(empty_database)
+        upgrade(empty_database, above)
+        after = schema(empty_database)
+        assert after != before
+        assert ("schema tiroir_queue" in after) == (above >= "0002")
+        downgrade(empty_database, below)
+        if below != "base":  # of which alembic's own table stays
+            assert schema(empty_database) == before
+        upgrade(empty_database, above)
+        assert schema(empty_database) == after
 
 
 def test_a_database_whose_bands_were_rebuilt_can_be_taken_down_too(database: str) -> None:
