@@ -6,6 +6,7 @@ from httpx2 import AsyncClient
 
 from app.settings import Settings
 from tests.api.support import assert_problem, execute, find, hex_of, keep_house, keys_of, ok, put, rows, send, text_of
+from tests.conftest import client_of
 
 COLLECTIONS = "/v1/collections"
 ARTICLE = {"tokenizer": "article", "shingle_size": 3, "bits": 63, "min_words": 20}
@@ -141,9 +142,17 @@ async def test_a_ttl_is_set_changed_taken_away_and_told(client: AsyncClient) -> 
     for ttl in (2**31 - 1, None, 3600, 3600, 60):
         changed = await ok(client, "PATCH", f"{COLLECTIONS}/shop", {"ttl": ttl})
         assert changed == {**created, "ttl": ttl}
-        described = await ok(client, "GET", f"{COLLECTIONS}/shop")
-        assert {name: described[name] for name in changed} == changed
         assert (await ok(client, "GET", COLLECTIONS))["items"] == [changed]
+
+
+async def test_a_ttl_that_was_changed_is_described_at_once_by_every_process(settings: Settings) -> None:
+    async with client_of(settings) as one, client_of(settings) as other:
+        await ok(one, "POST", COLLECTIONS, {"name": "shop", "ttl": 60})
+        for client in (one, other):
+            assert (await ok(client, "GET", f"{COLLECTIONS}/shop"))["ttl"] == 60
+        await ok(one, "PATCH", f"{COLLECTIONS}/shop", {"ttl": 3600})
+        for client in (one, other):
+            assert (await ok(client, "GET", f"{COLLECTIONS}/shop"))["ttl"] == 3600
 
 
 async def test_another_ttl_of_a_collection_that_exists_is_a_conflict(client: AsyncClient) -> None:

@@ -364,6 +364,17 @@ async def test_a_layout_that_is_dropped_during_a_purge_is_passed_over(
     assert_purged(database)
 
 
+async def test_an_audit_asks_those_that_are_not_deleted(wide: Pages, neighbours: list[Pages], service: Process) -> None:
+    """The deleted ones are larger, and their documents are there still."""
+    kept = Pages(wide.services)
+    await kept.put("a", 7)
+    for each in (wide, *neighbours):
+        await each.services.collections.delete(each.name)
+    audited = await Worker(service).audit(sample=3, threshold=3)
+    assert audited.result
+    assert (audited.result["lookups"], audited.result["misses"]) == (1, 0)  # it has one fingerprint
+
+
 # Documents that expire
 
 TTL = 3200
