@@ -244,6 +244,19 @@ class PostDocument(DocumentContents):
 class DocumentBatch(Request):
     """All of them are written, or none."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "documents": [
+                        {"key": "https://shop.example/lyon", "text": _PAGE_TEXT},
+                        {"key": "lyon.png", "fingerprint": "5103e0855a3e3f03"},
+                    ]
+                }
+            ]
+        }
+    )
+
     documents: Annotated[list[PostDocument], Field(min_length=1, max_length=MAX_BATCH)]
 
     def news(self) -> list[NewDocument]:
@@ -259,6 +272,8 @@ class DocumentBatch(Request):
 
 
 class KeyBatch(Request):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"keys": ["https://shop.example/lyon", "bordeaux"]}]})
+
     keys: Annotated[list[DocumentKey], Field(min_length=1, max_length=MAX_BATCH)]
 
 
@@ -370,6 +385,10 @@ class LookupAcross(_Lookup, Request):
 
 class LookupBatchAcross(_ManyLookups):
     """Many lookups at one threshold in several collections of one scheme."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"collections": ["crawl-41", "crawl-42"], "queries": [{"text": _PAGE_TEXT}]}]}
+    )
 
     collections: CollectionNames
 

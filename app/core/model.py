@@ -29,6 +29,15 @@ class Collection:
 
 
 @dataclass(frozen=True, slots=True)
+class Expiring:
+    """A collection whose documents go that weren't seen since a moment, as long as its ttl stays what it is."""
+
+    id: int
+    ttl: int
+    seen_before: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class CollectionCounts:
     documents: int
     fingerprints: int  # distinct

@@ -45,6 +45,10 @@ class Place:
     layouts: Layouts
 
 
+def collection_not_found(name: str) -> CollectionNotFoundError:
+    return CollectionNotFoundError(f"there is no collection named {name}")
+
+
 def document_not_found(collection: Collection, *, pointer: str | None = None) -> DocumentNotFoundError:
     """Without the key: it may be a private URL, and it is in the request anyway."""
     return DocumentNotFoundError(f"collection {collection.name} holds no document with this key", pointer=pointer)
@@ -77,7 +81,7 @@ class Catalog:
         async with self._database.connection() as connection:
             found = await collections.find(connection, name)
         if found is None:
-            raise CollectionNotFoundError(f"there is no collection named {name}")
+            raise collection_not_found(name)
         self._collections[name] = found
         return found
 

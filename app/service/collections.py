@@ -6,7 +6,7 @@ from functools import partial
 from app.core.errors import CollectionExistsError
 from app.core.model import Collection, CollectionCounts
 from app.core.scheme import Scheme
-from app.service.catalog import Catalog
+from app.service.catalog import Catalog, collection_not_found
 from app.store import collections
 from app.store.database import Database, StaleCatalogError
 
@@ -41,16 +41,12 @@ class Collections:
         return Created(found, is_new=False)
 
     async def describe(self, name: str) -> tuple[Collection, CollectionCounts]:
-        """The collection and what it holds, counted exactly."""
-        return await self._catalog.retry(partial(self._describe, name))
-
-    async def _describe(self, name: str) -> tuple[Collection, CollectionCounts]:
-        collection = await self._catalog.collection(name)
+        """The collection as it is now, and what it holds, counted exactly. CollectionNotFoundError where there is none."""
         async with self._database.connection() as connection:
-            counts = await collections.count(connection, collection.id)
-        if counts is None:
-            raise StaleCatalogError
-        return collection, counts
+            while (collection := await collections.find(connection, name)) is not None:
+                if (counts := await collections.count(connection, collection.id)) is not None:
+                    return collection, counts
+        raise collection_not_found(name)
 
     async def page(self, *, after: str, limit: int) -> list[Collection]:
         """At most `limit` collections whose names come after `after`, in the order of their names."""

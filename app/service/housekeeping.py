@@ -7,12 +7,13 @@ killed: what is left is due again.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from psycopg import AsyncConnection
 
 from app.core.fingerprint import MIN_SIMHASH
+from app.core.model import Expiring, StoredLayout
 from app.store import collections, documents, layouts
-from app.store.collections import Expiring
 from app.store.database import Database
 
 _log = logging.getLogger(__name__)
@@ -37,23 +38,30 @@ class Housekeeping:
             await asyncio.sleep(_EVERY_SECONDS)
 
     async def do_what_is_due(self) -> None:
-        purge = _Purge()
-        while await self._purge(purge):
-            pass
+        async with self._database.connection() as connection:
+            deleted = await collections.deleted(connection)
+        for collection_id in deleted:
+            purge = _Purge(collection_id)
+            while await self._purge(purge):
+                pass
         while (expiring := await self._begin_expiry()) is not None:
             await self._expire(expiring)
         await self._analyze()
 
     async def _purge(self, purge: "_Purge") -> bool:
-        """Deletes some of what a deleted collection held; False where there is none that nobody else works on."""
+        """Deletes some of what a deleted collection held; False where nothing is left, or somebody else does it."""
         async with self._database.connection() as connection, connection.transaction():
-            collection_id = await collections.lock_deleted(connection)
-            if collection_id is None:
+            if not await collections.lock_deleted(connection, purge.collection_id):
                 return False
-            if not await purge.delete_some(connection, collection_id):
-                await collections.forget_deleted(connection, collection_id)
-                _log.info("collection %d is purged", collection_id)
-        return True
+            await layouts.lock(connection)  # else a table may be dropped before we come to it
+            live = await layouts.live(connection)
+            if await purge.delete_some(connection, live):
+                return True
+            # What is being built is copied to from what was there a moment ago: it is looked through again.
+            if all(layout.state != "building" for layout in live):
+                await collections.forget_deleted(connection, purge.collection_id)
+                _log.info("collection %d is purged", purge.collection_id)
+        return False
 
     async def _begin_expiry(self) -> Expiring | None:
         async with self._database.connection() as connection:
@@ -65,7 +73,7 @@ class Housekeeping:
         while after is not None:
             async with self._database.connection() as connection:
                 after, deleted = await documents.delete_next(
-                    connection, expiring.id, after, size=_DOCUMENTS, seen_before=expiring.seen_before
+                    connection, expiring.id, after, size=_DOCUMENTS, expiring=expiring
                 )
             expired += deleted
         if expired:
@@ -80,24 +88,24 @@ class Housekeeping:
 class _Purge:
     """Remembers how far each table is, so that what was deleted isn't read again."""
 
-    def __init__(self) -> None:
-        self._documents: dict[int, str] = {}
-        self._fingerprints: dict[tuple[int, int], int] = {}
+    def __init__(self, collection_id: int) -> None:
+        self.collection_id = collection_id
+        self._after = ""
+        self._starts: dict[int, int] = {}
 
-    async def delete_some(self, connection: AsyncConnection, collection_id: int) -> bool:
+    async def delete_some(self, connection: AsyncConnection, live: Sequence[StoredLayout]) -> bool:
         """False where nothing is left: a look from the beginning, too, has found nothing."""
-        after = self._documents.pop(collection_id, "")
-        last, _ = await documents.delete_next(connection, collection_id, after, size=_DOCUMENTS)
+        after, self._after = self._after, ""
+        last, _ = await documents.delete_next(connection, self.collection_id, after, size=_DOCUMENTS)
         if last is not None:
-            self._documents[collection_id] = last
+            self._after = last
         if last is not None or after:
             return True
-        for layout in await layouts.live(connection):
-            reached = (collection_id, layout.id)
-            start = self._fingerprints.pop(reached, MIN_SIMHASH)
-            following = await layouts.delete_next(connection, layout, collection_id, start, size=_FINGERPRINTS)
+        for layout in live:
+            start = self._starts.pop(layout.id, MIN_SIMHASH)
+            following = await layouts.delete_next(connection, layout, self.collection_id, start, size=_FINGERPRINTS)
             if following is not None:
-                self._fingerprints[reached] = following
+                self._starts[layout.id] = following
             if following is not None or start > MIN_SIMHASH:
                 return True
         return False

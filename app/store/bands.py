@@ -164,7 +164,8 @@ def fullest_buckets(stored: StoredLayout) -> sql.Composed:
         buckets=sql.SQL(" UNION ALL ").join(
             sql.SQL("""
             (SELECT collection_id, {index}::int AS band, {column}::bigint AS value, count(*) AS fingerprints
-             FROM {table} GROUP BY collection_id, {column} ORDER BY count(*) DESC LIMIT %(limit)s::int)
+             FROM {table} WHERE collection_id = ANY(ARRAY(SELECT id FROM collection))
+             GROUP BY collection_id, {column} ORDER BY count(*) DESC LIMIT %(limit)s::int)
             """).format(
                 index=sql.Literal(band.index), column=sql.Identifier(band.column), table=sql.Identifier(stored.table)
             )

@@ -1,12 +1,11 @@
 """Collections: their rows."""
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from psycopg import AsyncConnection
 from psycopg.rows import class_row, kwargs_row
 
-from app.core.model import Collection, CollectionCounts
+from app.core.model import Collection, CollectionCounts, Expiring
 from app.core.scheme import Scheme
 from app.store.named_sql import load
 
@@ -100,23 +99,19 @@ async def set_ttl(connection: AsyncConnection, collection_id: int, ttl: int | No
     return await (await cursor.execute(_SQL["set_ttl"], {"id": collection_id, "ttl": ttl})).fetchone()
 
 
-async def lock_deleted(connection: AsyncConnection) -> int | None:
-    """The id of a collection that was deleted and isn't purged, locked until the transaction ends; None for none."""
-    row = await (await connection.execute(_SQL["lock_deleted"])).fetchone()
-    return None if row is None else row[0]
+async def deleted(connection: AsyncConnection) -> list[int]:
+    """The ids of collections that were deleted and aren't purged."""
+    return [row[0] for row in await (await connection.execute(_SQL["deleted"])).fetchall()]
+
+
+async def lock_deleted(connection: AsyncConnection, collection_id: int) -> bool:
+    """Until the transaction ends nobody else purges it; False where somebody does, or has."""
+    return (await connection.execute(_SQL["lock_deleted"], {"id": collection_id})).rowcount == 1
 
 
 async def forget_deleted(connection: AsyncConnection, collection_id: int) -> None:
     """Nothing is left of it."""
     await connection.execute(_SQL["forget_deleted"], {"id": collection_id})
-
-
-@dataclass(frozen=True, slots=True)
-class Expiring:
-    """A collection whose documents go when they weren't seen since a moment."""
-
-    id: int
-    seen_before: datetime
 
 
 async def begin_expiry(connection: AsyncConnection) -> Expiring | None:

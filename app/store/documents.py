@@ -3,14 +3,13 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow, class_row
 from psycopg.types.json import Jsonb
 
-from app.core.model import Collection, Document, Exported, Metadata, Outcome, StoredLayout
+from app.core.model import Collection, Document, Expiring, Exported, Metadata, Outcome, StoredLayout
 from app.core.scheme import Digest
 from app.store import bands, collections, layouts
 from app.store.database import StaleCatalogError
@@ -240,13 +239,19 @@ async def delete_many(connection: AsyncConnection, collection_id: int, keys: Seq
 
 
 async def delete_next(
-    connection: AsyncConnection, collection_id: int, after: str, *, size: int, seen_before: datetime | None = None
+    connection: AsyncConnection, collection_id: int, after: str, *, size: int, expiring: Expiring | None = None
 ) -> tuple[str | None, int]:
-    """Of the `size` documents after a key, in key order, deletes those not seen since `seen_before`, or all.
+    """Of the `size` documents after a key, in key order, deletes those that expire, or all.
 
     The last key of the `size`, None where there are none; and how many were deleted.
     """
-    values = {"collection_id": collection_id, "after": after, "size": size, "seen_before": seen_before}
+    values = {
+        "collection_id": collection_id,
+        "after": after,
+        "size": size,
+        "ttl": None if expiring is None else expiring.ttl,
+        "seen_before": None if expiring is None else expiring.seen_before,
+    }
     row = await (await connection.execute(_SQL["delete_next"], values)).fetchone()
     assert row is not None  # noqa: S101  one row always
     return row[0], row[1]

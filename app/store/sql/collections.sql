@@ -49,8 +49,11 @@ INSERT INTO deleted_collection (id) SELECT id FROM deleted
 UPDATE collection SET ttl = %(ttl)s::int, ttl_since = now() WHERE id = %(id)s::int
 RETURNING id, name, tokenizer, shingle_size, bits, min_words, store_text, ttl, created_at
 
--- lock_deleted: a deleted collection that no other session purges
-SELECT id FROM deleted_collection ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
+-- deleted: collections that are to be purged
+SELECT id FROM deleted_collection ORDER BY id
+
+-- lock_deleted: one of them, unless another session purges it
+SELECT FROM deleted_collection WHERE id = %(id)s::int FOR UPDATE SKIP LOCKED
 
 -- forget_deleted: what was purged
 DELETE FROM deleted_collection WHERE id = %(id)s::int
@@ -66,7 +69,7 @@ WHERE id = (
     ORDER BY expired_at NULLS FIRST, id
     LIMIT 1
     FOR UPDATE SKIP LOCKED)
-RETURNING id, now() - make_interval(secs => ttl * (1 + %(share)s::float)) AS seen_before
+RETURNING id, ttl, now() - make_interval(secs => ttl * (1 + %(share)s::float)) AS seen_before
 
 -- lock: waits until every write that is under way in the collection has ended, and keeps new ones out
 SELECT pg_advisory_xact_lock(%(class)s::int, %(id)s::int)

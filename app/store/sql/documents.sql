@@ -97,6 +97,7 @@ LIMIT %(limit)s::int
 SELECT collection_id, count(*)
 FROM (SELECT DISTINCT collection_id, simhash FROM document WHERE simhash IS NOT NULL) d
 GROUP BY collection_id
+HAVING EXISTS (SELECT FROM collection c WHERE c.id = d.collection_id)
 ORDER BY count(*) DESC, collection_id
 
 -- sample: about one in `one_in` fingerprints of a collection, another choice for each `seed`. By a hash, since any other
@@ -133,8 +134,9 @@ WITH locked AS MATERIALIZED (
 DELETE FROM document d USING locked
 WHERE d.collection_id = %(collection_id)s::int AND d.key = locked.key
 
--- delete_next: of the next `size` documents after a key those that weren't seen since a moment, or all where that is
--- null; the last key of the `size`, and how many went. One that a write holds is being seen
+-- delete_next: of the next `size` documents after a key those that weren't seen since a moment, as long as the collection
+-- has this ttl, or all where that is null; the last key of the `size`, and how many went. One that a write holds is being
+-- seen
 WITH next AS MATERIALIZED (
     SELECT key FROM document
     WHERE collection_id = %(collection_id)s::int AND key > %(after)s::text
@@ -142,7 +144,9 @@ WITH next AS MATERIALIZED (
     LIMIT %(size)s::int
 ), locked AS MATERIALIZED (
     SELECT d.key FROM next JOIN document d ON d.collection_id = %(collection_id)s::int AND d.key = next.key
-    WHERE %(seen_before)s::timestamptz IS NULL OR d.seen_at < %(seen_before)s::timestamptz
+    WHERE %(ttl)s::int IS NULL
+       OR (d.seen_at < %(seen_before)s::timestamptz
+           AND EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int AND ttl = %(ttl)s::int))
     ORDER BY d.key
     FOR UPDATE OF d SKIP LOCKED
 ), deleted AS (
