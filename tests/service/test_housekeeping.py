@@ -501,6 +501,23 @@ async def test_none_goes_before_its_ttl_and_each_soon_after(
     assert gone > 3
 
 
+async def test_a_document_that_was_seen_again_soon_stays_for_its_ttl_from_then(
+    pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection
+) -> None:
+    """That it was seen the second time isn't noted."""
+    await create(pages)
+    let_pass(observer, 2 * TTL)
+    await pages.put("a", 7)
+    let_pass(observer, NOTED - 10)
+    assert await pages.put("a", 7) == Outcome.UNCHANGED
+    let_pass(observer, TTL - 10)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == ["a"]
+    let_pass(observer, NOTED + 10)
+    await housekeeper.do_what_is_due()
+    assert await stored(pages) == []
+
+
 async def test_a_ttl_that_is_set_later_counts_from_then(
     pages: Pages, housekeeper: Housekeeping, observer: psycopg.Connection
 ) -> None:

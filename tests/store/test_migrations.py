@@ -129,8 +129,8 @@ def content(conninfo: str) -> list[tuple[object, ...]]:
             row
             for query in (
                 (
-                    "SELECT id, name, tokenizer, shingle_size, bits, min_words, store_text, created_at FROM collection"
-                    " ORDER BY id"
+                    "SELECT id, name, tokenizer, shingle_size, bits, min_words, store_text, created_at"
+                    " FROM collection ORDER BY id"
                 ),
                 "SELECT collection_id, key, simhash, words, text, metadata, updated_at FROM document ORDER BY 1, 2",
                 "SELECT * FROM fingerprint ORDER BY collection_id, simhash",
