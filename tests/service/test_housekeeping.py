@@ -45,7 +45,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def wide(pages: Pages, observer: psycopg.Connection) -> Pages:
     """A collection of 64 bits, with documents from one end to the other and two without a fingerprint; two layouts."""
-    add_layout(observer, cut(8), "eight", "building")
+    add_layout(observer, cut(8), "eight", "retired")
     await pages.services.collections.create(pages.name, Scheme(bits=64), store_text=True)
     for number, simhash in enumerate(SIMHASHES):
         await pages.put(str(number), simhash)
@@ -289,7 +289,7 @@ async def test_writes_of_every_kind_and_deletions_leave_nothing_of_a_dead_collec
     pages: Pages, elsewhere: Pages, housekeeper: Housekeeping, observer: psycopg.Connection, database: str
 ) -> None:
     random = Random(5)
-    add_layout(observer, cut(8), "eight", "building")
+    add_layout(observer, cut(8), "eight", "retired")
     await pages.put("a", 7)
 
     async def write(writer: int) -> None:
