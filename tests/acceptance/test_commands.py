@@ -23,6 +23,7 @@ import pytest
 from psycopg import sql
 from service import PATIENCE, ROOT, Service, free_port, running, short_folder, stopped_at_the_end, working
 
+from app.cli.status import Exit
 from app.postgres.binaries import best_binaries
 from app.postgres.embedded import THROWAWAY_SETTINGS, EmbeddedPostgres
 
@@ -79,14 +80,14 @@ def commands(*several: tuple[str, ...], **settings: str | int) -> list[Ended]:
     return [end(process) for process in [start(*arguments, **settings) for arguments in several]]
 
 
-def assert_refused(ended: Ended) -> str:
-    """Status 1 and one line, which is returned without its beginning."""
-    assert (ended.status, ended.output) == (1, ""), ended
-    return failure(ended)
+def assert_refused(ended: Ended, status: Exit = Exit.FAILED) -> str:
+    """Nothing but one line, which is returned without its beginning."""
+    assert ended.output == "", ended
+    return failure(ended, status)
 
 
-def failure(ended: Ended) -> str:
-    assert ended.status == 1, ended
+def failure(ended: Ended, status: Exit = Exit.FAILED) -> str:
+    assert ended.status == status, ended
     assert ended.errors.startswith("tiroir: "), ended
     assert ended.errors.count("\n") == 1, ended
     return ended.errors.removeprefix("tiroir: ").strip()
@@ -215,7 +216,7 @@ def test_nobody_has_to_wait(held: Service) -> None:
     second, audit = commands(
         ("rebuild", "--threshold", "8"), ("audit", "--sample", "7", "--threshold", "0", "--no-wait"), port=held.port
     )
-    assert assert_refused(second) == f"rebuild {first['id']} is queued: wait for it, or cancel it"
+    assert assert_refused(second, Exit.BUSY) == f"rebuild {first['id']} is queued: wait for it, or cancel it"
     begun = operations(held, "audits")[0]
     assert audit == Ended(0, f"audit {begun['id']} is queued\n", "")
     assert begun["parameters"] == {"sample": 7, "threshold": 0}
@@ -274,7 +275,7 @@ def test_an_audit_that_finds_misses_fails(served: Service, database: str) -> Non
     execute(database, "UPDATE band_layout SET widths = '{15,16,16,17}'")
     ended = command("audit", "--sample", "40", "--threshold", "3", port=served.port)
     execute(database, "UPDATE band_layout SET widths = '{16,16,16,16}'")
-    assert failure(ended) == "lookups differ from the scan: please report this"
+    assert failure(ended, Exit.MISSED) == "lookups differ from the scan: please report this"
     misses = operations(served, "audits")[0]["result"]["misses"]
     assert misses > 0
     assert f"{misses} misses" in ended.output
@@ -292,7 +293,7 @@ def test_the_layout_is_shown_with_its_costs_and_its_fullest_buckets(served: Serv
     for cost in layout["costs"]:
         assert re.search(rf"^\W*{cost['threshold']}\W+{cost['probes']:,}\W", ended.output, re.MULTILINE)
     for bucket in layout["fullest_buckets"]:
-        assert re.search(rf"shop\W+{bucket['band']}\W+{bucket['value']:x}\W+{bucket['fingerprints']}\W", ended.output)
+        assert re.search(rf"shop\W+{bucket['band']}\W+{bucket['value']:#x}\W+{bucket['fingerprints']}\W", ended.output)
 
 
 def test_what_is_piped_is_not_folded(served: Service) -> None:
@@ -348,7 +349,7 @@ def test_the_service_is_the_local_one_or_the_one_that_is_named(held: Service) ->
 )
 def test_a_service_that_is_away_is_named(host: str, address: str) -> None:
     port = free_port()
-    message = assert_refused(command("layout", host=host, port=port))
+    message = assert_refused(command("layout", host=host, port=port), Exit.UNAVAILABLE)
     assert message.startswith(f"no answer from http://{address}:{port}: ")
     assert message.endswith("Is it running?")
 
@@ -364,10 +365,11 @@ def test_addresses_that_are_none(held: Service) -> None:
 def test_a_password_in_an_address_is_not_told() -> None:
     address = f"http://user:hunter2@127.0.0.1:{free_port()}"
     with pretending(repeat((200, "text/html", b"<p>hello</p>"))) as other:
-        for ended in commands(
+        away, another = commands(
             ("layout", "--url", address), ("layout", "--url", other.replace("http://", "http://user:hunter2@"))
-        ):
-            assert "hunter2" not in assert_refused(ended)
+        )
+    assert "hunter2" not in assert_refused(away, Exit.UNAVAILABLE)
+    assert "hunter2" not in assert_refused(another)
 
 
 Answer = tuple[int, str, bytes]
@@ -419,7 +421,9 @@ OTHERS: dict[str, Answer] = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_is_no_tiroir_service_is_told_in_one_line(other: str) -> None:
     with pretending(repeat(OTHERS[other])) as url:
-        assert_refused(command("layout", "--url", url))
+        ended = command("layout", "--url", url)
+    status, _, _ = OTHERS[other]
+    assert_refused(ended, Exit.UNAVAILABLE if status in {0, 503} else Exit.FAILED)
 
 
 def test_a_rebuild_by_what_is_no_tiroir_service_is_refused_in_one_line() -> None:
@@ -435,6 +439,9 @@ def operation(status: str, phase: str | None = None) -> Answer:
         "status": status,
         "parameters": {},
         "progress": {"phase": phase, "done": 0, "total": None},
+        "created_at": "2026-12-01T12:00:00Z",
+        "started_at": None,
+        "finished_at": "2026-12-01T12:00:09Z" if status == "succeeded" else None,
         "result": result if status == "succeeded" else None,
         "error": None,
     }
@@ -503,7 +510,7 @@ def test_who_waits_at_a_terminal_sees_a_bar(served: Service) -> None:
 def test_a_failure_at_a_terminal_is_one_line_too() -> None:
     port = free_port()
     status, written = on_a_terminal("layout", port=port)
-    assert status == 1
+    assert status == Exit.UNAVAILABLE
     assert written.startswith(f"tiroir: no answer from http://127.0.0.1:{port}: ")
     assert written.count("\n") == 1
 
