@@ -7,11 +7,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, repeat
 from pathlib import Path
 from random import Random
@@ -20,6 +18,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from pretended import Answer, pretending
 from psycopg import sql
 from service import PATIENCE, ROOT, Service, free_port, running, short_folder, stopped_at_the_end, working
 
@@ -370,40 +369,6 @@ def test_a_password_in_an_address_is_not_told() -> None:
         )
     assert "hunter2" not in assert_refused(away, Exit.UNAVAILABLE)
     assert "hunter2" not in assert_refused(another)
-
-
-Answer = tuple[int, str, bytes]
-"""Status, content type, body; status 0 closes the connection without a word."""
-
-
-@contextmanager
-def pretending(answers: Iterator[Answer]) -> Generator[str]:
-    """The URL of something that answers HTTP, whatever is asked."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            status, content_type, body = next(answers)
-            if status:
-                self.send_response(status)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        do_GET = do_POST = answer  # noqa: N815  http.server's names
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  as above
-            """Nothing: the standard error is the tests' own."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.server_port}"
-        finally:
-            listening.shutdown()
-            thread.join()
 
 
 OTHERS: dict[str, Answer] = {
