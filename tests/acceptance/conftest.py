@@ -7,7 +7,7 @@ import pytest
 from service import short_folder
 
 from app.postgres.binaries import best_binaries
-from app.postgres.embedded import EmbeddedPostgres
+from app.postgres.embedded import THROWAWAY_SETTINGS, EmbeddedPostgres
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,3 +27,13 @@ def postgres(short_path: Path) -> Generator[EmbeddedPostgres]:
     """A server of the test's own, for it to stop and start again."""
     with EmbeddedPostgres(short_path / "postgres", best_binaries()) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[EmbeddedPostgres]:
+    """A server for the databases of a module."""
+    with (
+        short_folder() as folder,
+        EmbeddedPostgres(folder / "postgres", best_binaries(), options=THROWAWAY_SETTINGS) as postgres,
+    ):
+        yield postgres

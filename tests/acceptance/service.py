@@ -12,9 +12,11 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
+import psycopg
 from httpx2 import Client, TransportError
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from app.postgres.embedded import EmbeddedPostgres
@@ -167,6 +169,18 @@ def stopped_at_the_end(service: Service) -> Generator[Service]:
     finally:
         if service.process.poll() is None:
             service.stop()
+
+
+def new_database(server: EmbeddedPostgres, name: str) -> str:
+    with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    return server.dsn(name)
+
+
+def execute(dsn: str, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
 
 
 def crash(postgres: EmbeddedPostgres) -> None:

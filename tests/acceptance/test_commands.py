@@ -1,30 +1,23 @@
 """The commands that administrate a running service, and the worker, as real processes."""
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Generator
-from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 from random import Random
 from time import monotonic, sleep
 from typing import Any
 
-import psycopg
 import pytest
+from commanding import Ended, assert_refused, command, commands, end, failure, on_a_terminal, start
 from pretended import Answer, pretending
-from psycopg import sql
-from service import PATIENCE, ROOT, Service, free_port, running, short_folder, stopped_at_the_end, working
+from service import PATIENCE, Service, execute, free_port, new_database, running, stopped_at_the_end, working
 
 from app.cli.status import Exit
-from app.postgres.binaries import best_binaries
-from app.postgres.embedded import THROWAWAY_SETTINGS, EmbeddedPostgres
+from app.postgres.embedded import EmbeddedPostgres
 
 PHASES = [
     "planning",
@@ -37,80 +30,6 @@ PHASES = [
     "waiting",
     "dropping",
 ]
-
-
-@dataclass(frozen=True)
-class Ended:
-    status: int
-    output: str
-    errors: str
-
-
-def plain(text: str) -> bool:
-    """Without control characters, which a file or another program has no use for."""
-    return all(character.isprintable() or character == "\n" for character in text)
-
-
-def start(*arguments: str, **settings: str | int) -> subprocess.Popen[str]:
-    """`tiroir` with these arguments, its output piped. The port is what it finds its service by."""
-    return subprocess.Popen(
-        (sys.executable, "-m", "app.cli", *arguments),
-        cwd=ROOT,
-        env=Service((), **settings).environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def end(process: subprocess.Popen[str]) -> Ended:
-    output, errors = process.communicate(timeout=PATIENCE)
-    assert plain(output + errors), output + errors
-    assert "Traceback" not in errors, errors
-    return Ended(process.returncode, output, errors)
-
-
-def command(*arguments: str, **settings: str | int) -> Ended:
-    return end(start(*arguments, **settings))
-
-
-def commands(*several: tuple[str, ...], **settings: str | int) -> list[Ended]:
-    """Those that don't disturb one another, at once."""
-    return [end(process) for process in [start(*arguments, **settings) for arguments in several]]
-
-
-def assert_refused(ended: Ended, status: Exit = Exit.FAILED) -> str:
-    """Nothing but one line, which is returned without its beginning."""
-    assert ended.output == "", ended
-    return failure(ended, status)
-
-
-def failure(ended: Ended, status: Exit = Exit.FAILED) -> str:
-    assert ended.status == status, ended
-    assert ended.errors.startswith("tiroir: "), ended
-    assert ended.errors.count("\n") == 1, ended
-    return ended.errors.removeprefix("tiroir: ").strip()
-
-
-@pytest.fixture(scope="module")
-def server() -> Generator[EmbeddedPostgres]:
-    with (
-        short_folder() as folder,
-        EmbeddedPostgres(folder / "postgres", best_binaries(), options=THROWAWAY_SETTINGS) as postgres,
-    ):
-        yield postgres
-
-
-def new_database(server: EmbeddedPostgres, name: str) -> str:
-    with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    return server.dsn(name)
-
-
-def execute(dsn: str, statement: str) -> list[tuple[Any, ...]]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        cursor = connection.execute(statement.encode())
-        return cursor.fetchall() if cursor.description else []
 
 
 @pytest.fixture(scope="module")
@@ -441,26 +360,6 @@ def test_patience_is_not_for_a_service_that_has_lost_the_operation() -> None:
 
 
 # A terminal
-
-
-def on_a_terminal(*arguments: str, **settings: int) -> tuple[int, str]:
-    """The exit status, and all that was written to the terminal."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        (sys.executable, "-m", "app.cli", *arguments),
-        cwd=ROOT,
-        env=Service((), **settings).environment | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    written = b""
-    with suppress(OSError):  # that is how a terminal ends on Linux, when the last program has closed it
-        while piece := os.read(ours, 65_536):
-            written += piece
-    os.close(ours)
-    return process.wait(PATIENCE), written.decode()
 
 
 def test_who_waits_at_a_terminal_sees_a_bar(served: Service) -> None:
