@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Self
@@ -169,6 +169,13 @@ def stopped_at_the_end(service: Service) -> Generator[Service]:
     finally:
         if service.process.poll() is None:
             service.stop()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def new_database(server: EmbeddedPostgres, name: str) -> str:

@@ -4,17 +4,16 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from itertools import chain, repeat
 from pathlib import Path
 from random import Random
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from commanding import Ended, assert_refused, command, commands, end, failure, on_a_terminal, start
 from pretended import Answer, pretending
-from service import PATIENCE, Service, execute, free_port, new_database, running, stopped_at_the_end, working
+from service import Service, eventually, execute, free_port, new_database, running, stopped_at_the_end, working
 
 from app.cli.status import Exit
 from app.postgres.embedded import EmbeddedPostgres
@@ -65,13 +64,6 @@ def cancel(service: Service, kind: str = "rebuilds") -> int:
     with service.client() as client:
         client.post(f"/v1/admin/{kind}/{latest}/cancel").raise_for_status()
     return latest
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = monotonic() + PATIENCE
-    while not condition():
-        assert monotonic() < deadline
-        sleep(0.02)
 
 
 def waits(process: subprocess.Popen[str]) -> str:
