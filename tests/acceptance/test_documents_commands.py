@@ -473,16 +473,11 @@ def test_a_whole_collection_is_deleted_only_by_who_means_it(shell: Shell, tiroir
         (("near", "shop", "damaged.gz"), Exit.INCOMPLETE),
         (("near", "shop", "half.gz"), Exit.INCOMPLETE),
         (("near", "shop", "latin.txt"), Exit.INCOMPLETE),
-        (("near", "shop", "folder"), Exit.INCOMPLETE),
-        (("near", "shop", "absent"), Exit.INCOMPLETE),
         (("near", "shop", "x" * 300), Exit.INCOMPLETE),
         (("index", "shop", "x" * 300), Exit.INCOMPLETE),
         (("delete", "shop", "--keys-from", "half.gz"), Exit.INCOMPLETE),
         (("near", "shop", "--text", b"caf\xe9"), Exit.FAILED),
-        (("near", "shop", "--fingerprint", "xyz"), Exit.FAILED),
         (("collections", b"caf\xe9"), Exit.FAILED),
-        (("near", b"caf\xe9", "--text", "text"), Exit.FAILED),
-        (("export", "no name", "-o", "x"), Exit.FAILED),
         (("fingerprint",), Exit.USAGE),
         (("near", "shop", "latin.txt", "--text", "text"), Exit.USAGE),
     ],
@@ -495,7 +490,6 @@ def test_what_can_not_be_done_is_told_without_a_traceback(
     shell.write("damaged.gz", whole[:100] + b"\xff" * 100 + whole[200:])
     shell.write("half.gz", whole[:100])
     shell.write("latin.txt", LATIN)
-    (shell.folder / "folder").mkdir()
     ended = shell.run(*arguments)
     assert ended.status == status, ended
     assert ended.errors.splitlines()[-1].startswith("tiroir: "), ended
