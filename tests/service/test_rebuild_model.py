@@ -404,8 +404,10 @@ class RebuildMachine(RuleBasedStateMachine):
 
     @step()
     def purge(self) -> None:
+        """A table that is being built may still be copied to, so nothing is forgotten before it is done."""
         self.portal.call(Housekeeping(self.working.process.database).do_what_is_due)
-        assert self.observer.execute("SELECT FROM deleted_collection").fetchall() == []
+        if all(stored.state != "building" for stored in self.layouts()):
+            assert self.observer.execute("SELECT FROM deleted_collection").fetchall() == []
 
     @step(3, by=served_by, name=names, key=keys, simhash=written)
     def write(self, by: int, name: str, key: str, simhash: int | None) -> None:
