@@ -68,7 +68,7 @@ async def create(
 
 
 async def last_id(connection: AsyncConnection) -> int:
-    """The highest there is, 0 where there is none."""
+    """The highest that documents may have, 0 where there is none."""
     row = await (await connection.execute(_SQL["last_id"])).fetchone()
     assert row is not None  # noqa: S101  an aggregate without GROUP BY is one row
     return int(row[0])

@@ -615,7 +615,7 @@ class RebuildMachine(RuleBasedStateMachine):
         if self.rebuild is None:
             return
         asked, (status, _, error) = self.rebuild, self.operation()
-        assert error is None
+        assert error is None, error
         if status in {"queued", "running"}:
             return
         self.rebuild = None

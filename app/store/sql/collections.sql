@@ -24,8 +24,8 @@ WHERE NOT EXISTS (SELECT FROM collection WHERE name = %(name)s::text)
 ON CONFLICT (name) DO NOTHING
 RETURNING id, name, tokenizer, shingle_size, bits, min_words, store_text, ttl, created_at
 
--- last_id: of the collections that there are
-SELECT coalesce(max(id), 0) FROM collection
+-- last_id: of the collections that there are, and of those that aren't purged: their documents count, too
+SELECT greatest((SELECT max(id) FROM collection), (SELECT max(id) FROM deleted_collection), 0)
 
 -- count: sizes of a collection; each part runs along one index. No row where the collection is gone
 SELECT d.documents, f.fingerprints, d.documents - d.fingerprinted AS too_short,
