@@ -54,7 +54,8 @@ def main() -> None:
 
 def _show_version(value: bool) -> None:
     if value:
-        typer.echo(f"tiroir {version('tiroir')}")
+        with results():
+            typer.echo(f"tiroir {version('tiroir')}")
         raise typer.Exit
 
 

@@ -1,6 +1,7 @@
 """The commands that index, look up, export and delete documents of a running service."""
 
 import gzip
+import json
 import os
 import sys
 from collections import Counter
@@ -9,15 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, cast
 
 from pydantic import BaseModel
-from pydantic_core import to_json
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from app.api.answers import CollectionAnswer, LookupAnswer
-from app.cli.sources import STANDARD, Record, Sources, batches, printable, read_text
+from app.cli.sources import DAMAGED, STANDARD, Record, Sources, batches, printable, read_text
 from app.cli.status import Exit, IncompleteError, OutputError, UsageError
 from app.client import Tiroir
 
@@ -163,7 +163,7 @@ class Commands:
         elif isinstance(result, BaseModel):
             lines = result.model_dump_json(exclude_unset=True)
         else:
-            lines = to_json(result).decode()
+            lines = json.dumps(result)
         if lines:
             sys.stdout.write(f"{lines}\n")
 
@@ -208,13 +208,15 @@ def text_of(file: Path) -> str:
         return read_text(file)
     except UnicodeDecodeError as error:
         raise IncompleteError(f"{printable(str(file))}: not UTF-8, at byte {error.start + 1}") from None
+    except DAMAGED:
+        raise IncompleteError(f"{printable(str(file))}: the gzip data is damaged, or ends too early") from None
     except OSError as error:
         raise IncompleteError(f"{printable(str(file))}: {error.strerror or error}") from None
 
 
 def keys_of(file: Path) -> Iterator[str]:
     """One a line."""
-    return (line for line in text_of(file).splitlines() if line)
+    return filter(None, (line.removesuffix("\r") for line in text_of(file).split("\n")))
 
 
 def _spelled(found: LookupAnswer) -> str:
@@ -237,15 +239,28 @@ def _written(output: Path) -> Generator[Callable[[bytes], object]]:
     if output == STANDARD:
         yield sys.stdout.buffer.write
         return
+    if output.exists() and not output.is_file():  # a pipe, a device: there is nothing to put in its place
+        with _writable(output) as file:
+            yield file.write
+        return
     part = output.with_name(f"{output.name}.part")
     try:
-        with gzip.open(part, "wb") if output.suffix == ".gz" else part.open("wb") as file:
+        with _writable(output, part) as file:
             yield file.write
         part.replace(output)
-    except OSError as error:
-        raise OutputError(f"{printable(str(output))}: {error.strerror or error}") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writable(output: Path, part: Path | None = None) -> Generator[IO[bytes]]:
+    """`output`, or a part of it, open; compressed if its name says so. OutputError where it can't be written."""
+    path = part or output
+    try:
+        with gzip.open(path, "wb") if output.suffix == ".gz" else path.open("wb") as file:
+            yield cast("IO[bytes]", file)
+    except OSError as error:
+        raise OutputError(f"{printable(str(output))}: {error.strerror or error}") from None
 
 
 @contextmanager

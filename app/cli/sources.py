@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 # A longer line is no document; the service's own limit may be lower.
 MOST_LINE_BYTES = 64 * 1024 * 1024
@@ -20,6 +20,8 @@ MOST_LINE_BYTES = 64 * 1024 * 1024
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 STANDARD = Path("-")  # input, or output
+
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
 class Format(StrEnum):
@@ -76,32 +78,34 @@ class Sources:
     fields: Fields
     size: int = 0
     position: int = 0
-    _files: list[Path] = field(default_factory=list[Path])
+    _files: list[Path | Record] = field(default_factory=list["Path | Record"])
 
     def __post_init__(self) -> None:
         self._files = [file for path in self.paths for file in _files_of(path)]
-        self.size = sum(file.stat().st_size for file in self._files if file != STANDARD and file.is_file())
+        self.size = sum(map(_size, self._files))
 
     def records(self) -> Iterator[Record]:
         done = 0
         for file in self._files:
+            if isinstance(file, Record):
+                yield file
+                continue
             place = printable(str(file))
             try:
                 with _opened(file) as (raw, content):
                     for record in self._records(file, place, content):
-                        if raw is not None:
+                        if raw.seekable():
                             self.position = done + raw.tell()
                         yield record
-                    if raw is not None:
-                        done += raw.tell()
             except _RefusedError as error:
                 yield Record(place, None, str(error))
             except UnicodeDecodeError as error:
                 yield Record(place, None, f"not UTF-8, at byte {error.start + 1}")
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            except DAMAGED as error:
                 yield Record(place, None, f"the gzip data is damaged, or ends too early: {error}")
             except OSError as error:
                 yield Record(place, None, error.strerror or type(error).__name__)
+            done += _size(file)
             self.position = done
 
     def _records(self, file: Path, place: str, content: BinaryIO) -> Iterator[Record]:
@@ -118,7 +122,7 @@ class Sources:
         return self._of_text(file, place, content)
 
     def _of_ndjson(self, place: str, content: BinaryIO) -> Iterator[Record]:
-        for number, line in enumerate(_lines(content), 1):
+        for number, (_, line) in enumerate(_lines(content), 1):
             where = f"{place}:{number}"
             if line is None:
                 yield Record(where, None, f"a line has at most {MOST_LINE_BYTES} bytes")
@@ -183,14 +187,27 @@ class Sources:
         text = content.read(MOST_LINE_BYTES + 1)
         if len(text) > MOST_LINE_BYTES:
             raise _RefusedError(f"a text has at most {MOST_LINE_BYTES} bytes")
-        decoded = text.removeprefix(_BYTE_ORDER_MARK).decode()
-        yield Record(place, json.dumps({"key": key, "text": decoded}).encode())
+        yield Record(place, json.dumps({"key": key, "text": _text(text)}).encode())
 
 
 def read_text(file: Path) -> str:
-    """A whole file. OSError, UnicodeDecodeError, and what damaged gzip data raises."""
+    """A whole file. OSError, UnicodeDecodeError, and the errors of DAMAGED gzip data."""
     with _opened(file) as (_, content):
-        return content.read().removeprefix(_BYTE_ORDER_MARK).decode()
+        return _text(content.read())
+
+
+def _text(content: bytes) -> str:
+    """Without a byte-order mark. UnicodeDecodeError with the position in the file."""
+    start = len(_BYTE_ORDER_MARK) if content.startswith(_BYTE_ORDER_MARK) else 0
+    return _decode(content[start:], start)
+
+
+def _decode(part: bytes, offset: int) -> str:
+    try:
+        return part.decode()
+    except UnicodeDecodeError as error:
+        place = (offset + error.start, offset + error.end)
+        raise UnicodeDecodeError(error.encoding, part, *place, error.reason) from None
 
 
 def printable(text: str) -> str:
@@ -200,22 +217,31 @@ def printable(text: str) -> str:
     )
 
 
-def _files_of(path: Path) -> Iterator[Path]:
-    """Those of a folder in the order of their names, without hidden ones."""
-    if path == STANDARD or not path.is_dir():
+def _files_of(path: Path) -> Iterator[Path | Record]:
+    """Those of a folder in the order of their names, without hidden ones; folders that can't be read are refused."""
+    if path == STANDARD or not os.path.isdir(path):  # noqa: PTH112  its own method raises for names that can't be
         yield path
         return
-    for folder, folders, files in os.walk(path):
+    refused: list[OSError] = []
+    for folder, folders, files in os.walk(path, onerror=refused.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+    yield from (Record(printable(str(error.filename)), None, error.strerror or "can't be read") for error in refused)
+
+
+def _size(file: Path | Record) -> int:
+    """0 where it isn't known."""
+    if isinstance(file, Record) or not os.path.isfile(file):  # noqa: PTH113  as above
+        return 0
+    return file.stat().st_size
 
 
 @contextmanager
-def _opened(file: Path) -> Generator[tuple[BinaryIO | None, BinaryIO]]:
-    """What is read from the disk, if its size is known, and what that holds when it is decompressed."""
+def _opened(file: Path) -> Generator[tuple[BinaryIO, BinaryIO]]:
+    """What is read from the disk, and what that holds when it is decompressed."""
     if file == STANDARD:
         with _decompressed(sys.stdin.buffer) as content:
-            yield None, content
+            yield sys.stdin.buffer, content
     else:
         with file.open("rb") as raw, _decompressed(raw) as content:
             yield raw, content
@@ -230,29 +256,27 @@ def _decompressed(raw: BinaryIO) -> Generator[BinaryIO]:
         yield raw
 
 
-def _lines(content: BinaryIO) -> Iterator[bytes | None]:
-    """The first one without a byte-order mark; None for one that is too long."""
-    first = True
-    while line := content.readline(MOST_LINE_BYTES):
-        too_long = False
-        while not line.endswith(b"\n") and (rest := content.readline(MOST_LINE_BYTES)):
-            too_long, line = True, rest
-        yield None if too_long else line.removeprefix(_BYTE_ORDER_MARK) if first else line
-        first = False
-
-
-def _decoded(content: IO[bytes]) -> Iterator[str]:
-    """Lines of text. UnicodeDecodeError with the position in the file."""
+def _lines(content: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """With the position of each; the first one without a byte-order mark, None for one that is too long."""
     offset = 0
-    for line in _lines(cast("BinaryIO", content)):
+    most = MOST_LINE_BYTES + len(b"\r\n")
+    while line := content.readline(most):
+        start, offset = offset, offset + len(line)
+        kept: bytes | None = line
+        while not line.endswith(b"\n") and (line := content.readline(most)):
+            kept, offset = None, offset + len(line)
+        if not start and kept is not None and kept.startswith(_BYTE_ORDER_MARK):
+            start = len(_BYTE_ORDER_MARK)
+            kept = kept[start:]
+        yield start, kept
+
+
+def _decoded(content: BinaryIO) -> Iterator[str]:
+    """Lines of text. UnicodeDecodeError with the position in the file."""
+    for offset, line in _lines(content):
         if line is None:
             raise _RefusedError(f"a line has at most {MOST_LINE_BYTES} bytes")
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            start = offset + error.start
-            raise UnicodeDecodeError(error.encoding, line, start, offset + error.end, error.reason) from None
-        offset += len(line)
+        yield _decode(line, offset)
 
 
 def batches(records: Iterable[Record], *, most_records: int, most_bytes: int) -> Iterator[list[Record]]:

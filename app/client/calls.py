@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypedDict, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel
 
@@ -29,6 +29,9 @@ from app.api.answers import (
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
+# Bytes of a command line that aren't UTF-8 go as they are: the service refuses them, and says why.
+_ANY_BYTE = "surrogateescape"
+
 LINES = "application/x-ndjson"
 
 
@@ -41,6 +44,12 @@ class Call(Generic[T]):
     read: Callable[[bytes], T]
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes | None = None  # JSON
+
+    @property
+    def target(self) -> str:
+        """The path with its query."""
+        query = urlencode(self.parameters, errors=_ANY_BYTE)
+        return f"{self.path}?{query}" if query else self.path
 
 
 class Contents(TypedDict, total=False):
@@ -257,7 +266,7 @@ def layout() -> Call[LayoutAnswer]:
 
 
 def _path(collection: str) -> str:
-    return f"/v1/collections/{quote(collection, safe='')}"
+    return f"/v1/collections/{quote(collection, safe='', errors=_ANY_BYTE)}"
 
 
 def _reader(model: type[Model]) -> Callable[[bytes], Model]:

@@ -100,9 +100,7 @@ class Tiroir:
 
     def _request(self, call: Call[Any], body: bytes | Iterable[bytes] | None, kind: str) -> httpx2.Response:
         with _answering(str(self._client.base_url)):
-            answer = self._client.request(
-                call.method, call.path, params=call.parameters, content=body, headers=_content(body, kind)
-            )
+            answer = self._client.request(call.method, call.target, content=body, headers=_content(body, kind))
         self._reached = True
         return answer
 
@@ -151,7 +149,7 @@ class Tiroir:
         call = calls.export_lines(collection, text=text)
         with (
             _answering(str(self._client.base_url)),
-            self._client.stream(call.method, call.path, params=call.parameters) as answer,
+            self._client.stream(call.method, call.target) as answer,
         ):
             if not answer.is_success:
                 answer.read()
@@ -198,9 +196,7 @@ class AsyncTiroir:
 
     async def _request(self, call: Call[Any], body: bytes | AsyncIterable[bytes] | None, kind: str) -> httpx2.Response:
         with _answering(str(self._client.base_url)):
-            answer = await self._client.request(
-                call.method, call.path, params=call.parameters, content=body, headers=_content(body, kind)
-            )
+            answer = await self._client.request(call.method, call.target, content=body, headers=_content(body, kind))
         self._reached = True
         return answer
 
@@ -242,7 +238,7 @@ class AsyncTiroir:
         call = calls.export_lines(collection, text=text)
         async with (
             _answering_async(str(self._client.base_url)),
-            self._client.stream(call.method, call.path, params=call.parameters) as answer,
+            self._client.stream(call.method, call.target) as answer,
         ):
             if not answer.is_success:
                 await answer.aread()
@@ -342,5 +338,4 @@ def _result(call: Call[T], answer: httpx2.Response) -> T:
 def shown(url: str) -> str:
     """Without the user and the password that it may hold."""
     scheme, separator, rest = url.rpartition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

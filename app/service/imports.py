@@ -126,10 +126,11 @@ class Imports:
                     return imported
                 writing.begin(self._write(name, prepared, read, imported))
             await writing.end()
-        except UnavailableError as error:
-            raise type(error)(f"{error}. {imported.lines} lines were done before: send all of it again") from error
-        except BaseException:
+        except BaseException as error:
             await writing.settle()
+            if isinstance(error, UnavailableError):
+                done = f"{imported.lines} lines were done before: send all of it again"
+                raise type(error)(f"{error}. {done}") from error
             raise
         return imported
 

@@ -455,6 +455,21 @@ class RebuildMachine(RuleBasedStateMachine):
             found = self.portal.call(self.serving[by].pages(name).matches, Key(key), threshold, limit)
             self.require_right(by, name, found, collection.documents[key], threshold, limit, except_key=key)
 
+    @step(2, by=served_by, name=names, several=st.dictionaries(keys, written, min_size=1))
+    def write_many(self, by: int, name: str, several: dict[str, int | None]) -> None:
+        writes = {key: self.to_be_written(name, key, simhash) for key, simhash in several.items()}
+        outcomes = self.portal.call(self.serving[by].pages(name).put_many, writes)
+        for (key, simhash), outcome in zip(writes.items(), outcomes, strict=True):
+            self.note_write(name, key, simhash, outcome)
+
+    @step(2, by=served_by, name=names, several=st.lists(fingerprints, min_size=1), threshold=thresholds, limit=limits)
+    def look_up_many(self, by: int, name: str, several: list[int], threshold: int | None, limit: int) -> None:
+        if name in self.collections:
+            simhashes = [self.collections[name].fitting(simhash) for simhash in several]
+            found = self.portal.call(self.serving[by].pages(name).matches_of_many, simhashes, threshold, limit)
+            for simhash, matches in zip(simhashes, found, strict=True):
+                self.require_right(by, name, matches, simhash, threshold, limit)
+
     @step(by=served_by)
     def start_anew(self, by: int) -> None:
         """It knows nothing then, and must be able to start whatever a rebuild has left."""

@@ -1,13 +1,14 @@
 """A collection, as the tests write and ask it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from app.core.model import Matches, Metadata, Outcome
+from app.core.model import Found, Matches, Metadata, Outcome
 from app.runtime import Services
 from app.service.documents import Indexed, NewDocument
 from app.service.fingerprinting import Content, Simhash, Text
-from app.service.near_duplicates import Found, Key, Options
+from app.service.near_duplicates import Key, Options
 from tests.store.brute_force import Answer, answers
 
 _numbers = count()
@@ -33,6 +34,10 @@ class Pages:
         new = NewDocument(key, _content(content), metadata)
         return (await self.services.documents.index(self.name, new, None)).outcome
 
+    async def put_many(self, contents: Mapping[str, int | str]) -> list[Outcome]:
+        news = [NewDocument(key, _content(content), None) for key, content in contents.items()]
+        return [outcome for outcome, _ in await self.services.documents.index_many(self.name, news)]
+
     async def delete(self, key: str) -> None:
         await self.services.documents.delete(self.name, key)
 
@@ -48,3 +53,8 @@ class Pages:
 
     async def keys(self, query: Query, threshold: int | None = 3) -> list[str]:
         return [match.key for match in (await self.matches(query, threshold)).items]
+
+    async def matches_of_many(self, queries: Sequence[int | str], threshold: int | None, limit: int) -> list[Matches]:
+        contents = [_content(query) for query in queries]
+        found = await self.services.near_duplicates.find_many(self.name, contents, Options(threshold, limit))
+        return [each.matches for each in found]
