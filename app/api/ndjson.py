@@ -95,10 +95,10 @@ class _Lines:
         self._number = 0
 
     def feed(self, data: bytes) -> Iterator[Line]:
+        start = 0
         if not self._size and not data.strip():  # blank lines, by the million perhaps
             self._number += data.count(b"\n")
-            return
-        start = 0
+            start = data.rfind(b"\n") + 1
         while (end := data.find(b"\n", start)) >= 0:
             self._add(data[start:end])
             yield from self.end()

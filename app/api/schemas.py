@@ -111,6 +111,12 @@ def whole_number(value: object) -> object:
     return value
 
 
+def _in_a_path(name: str) -> str:
+    if name in (".", ".."):
+        raise PydanticCustomError("invalid_input", "a path with . or .. leads elsewhere")
+    return name
+
+
 def _no_html(html: object) -> None:
     if html is not None:
         raise PydanticCustomError("not_supported", "html is not supported yet: send its text")
@@ -158,7 +164,7 @@ Ttl = Annotated[
         description="Seconds: documents that aren't indexed again for so long are deleted. null: they stay.",
     ),
 ]
-CollectionName = Annotated[str, Field(pattern=NAME_PATTERN, examples=["shop"])]
+CollectionName = Annotated[str, Field(pattern=NAME_PATTERN, examples=["shop"]), AfterValidator(_in_a_path)]
 
 
 class Request(BaseModel):

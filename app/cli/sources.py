@@ -265,6 +265,8 @@ def _lines(content: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
         kept: bytes | None = line
         while not line.endswith(b"\n") and (line := content.readline(most)):
             kept, offset = None, offset + len(line)
+        if kept is not None and len(kept.rstrip(b"\r\n")) > MOST_LINE_BYTES:
+            kept = None
         if not start and kept is not None and kept.startswith(_BYTE_ORDER_MARK):
             start = len(_BYTE_ORDER_MARK)
             kept = kept[start:]

@@ -100,7 +100,11 @@ class Tiroir:
 
     def _request(self, call: Call[Any], body: bytes | Iterable[bytes] | None, kind: str) -> httpx2.Response:
         with _answering(str(self._client.base_url)):
-            answer = self._client.request(call.method, call.target, content=body, headers=_content(body, kind))
+            try:
+                answer = self._client.request(call.method, call.target, content=body, headers=_content(body, kind))
+            except httpx2.HTTPError as error:
+                self._reached = self._reached or not isinstance(error, _NOBODY)
+                raise
         self._reached = True
         return answer
 
@@ -196,7 +200,13 @@ class AsyncTiroir:
 
     async def _request(self, call: Call[Any], body: bytes | AsyncIterable[bytes] | None, kind: str) -> httpx2.Response:
         with _answering(str(self._client.base_url)):
-            answer = await self._client.request(call.method, call.target, content=body, headers=_content(body, kind))
+            try:
+                answer = await self._client.request(
+                    call.method, call.target, content=body, headers=_content(body, kind)
+                )
+            except httpx2.HTTPError as error:
+                self._reached = self._reached or not isinstance(error, _NOBODY)
+                raise
         self._reached = True
         return answer
 
@@ -251,6 +261,8 @@ class AsyncTiroir:
 
 
 _JSON = "application/json"
+
+_NOBODY = (httpx2.ConnectError, httpx2.ConnectTimeout)
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from app.service.catalog import Catalog, Place, document_not_found
 from app.service.fingerprinting import Content, Text, digest_contents
 from app.service.near_duplicates import Options, digests_for, plan_lookup
 from app.service.profiles import Profiles
-from app.store import collections, documents
+from app.store import collections, documents, layouts
 from app.store.database import Database, StaleCatalogError
 from app.store.documents import Write, queue_write, write_many
 from app.store.lookups import Sought, queue_lookup
@@ -158,6 +158,13 @@ class Documents:
                 await self._catalog.require_current(connection, place.collection)
             return None
         return await self._write_many(place, writes)
+
+    async def analyze(self) -> None:
+        """Tells the planner of a large load, which would else take the tables for what they were."""
+        tables = [layout.table for layout in (await self._catalog.layouts()).live]
+        async with self._database.connection() as connection:
+            for table in ("document", *tables):
+                await layouts.analyze(connection, table)
 
     async def get(self, name: str, key: str) -> Document:
         """DocumentNotFoundError where there is none."""

@@ -1,6 +1,7 @@
 """Imports: documents without end, in order, a chunk at a time. While one is written the next is fingerprinted."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,11 @@ from app.service.documents import Documents, NewDocument
 from app.service.fingerprinting import Text, digest_of
 from app.store.documents import Write
 
+_log = logging.getLogger(__name__)
+
 MOST_ERRORS = 1000  # that are told one by one
+
+_LARGE_LOAD = 10_000  # documents
 
 # Each keeps a processor busy, and a chunk in memory.
 _CHUNKS_AT_ONCE = CapacityLimiter(2)
@@ -126,6 +131,8 @@ class Imports:
                     return imported
                 writing.begin(self._write(name, prepared, read, imported))
             await writing.end()
+            if imported.created + imported.replaced >= _LARGE_LOAD:
+                await self._analyze()
         except BaseException as error:
             await writing.settle()
             if isinstance(error, UnavailableError):
@@ -133,6 +140,12 @@ class Imports:
                 raise type(error)(f"{error}. {done}") from error
             raise
         return imported
+
+    async def _analyze(self) -> None:
+        try:
+            await self._documents.analyze()
+        except UnavailableError as error:
+            _log.warning("the planner isn't told of an import: %s", error.code)  # Housekeeping will do it
 
     async def _prepare(self, name: str, lines: Sequence[Line], read: Read) -> _Prepared:
         news, errors = await to_thread.run_sync(_read, lines, read, limiter=_CHUNKS_AT_ONCE)
