@@ -128,14 +128,15 @@ async def write_many(
     one another, and never both ways. StaleCatalogError as above.
     """
     ordered = sorted(writes, key=lambda write: write.key)  # code points order as the bytes of UTF-8 do
-    values = _columns(collection, ordered)
     async with connection.pipeline():
         guard = await _queue_guard(connection, collection, live)
-        inserted = await connection.execute(_SQL["insert_many"], values)
-        compared = await connection.execute(_SQL["compare_many"], values)
+        inserted = await connection.execute(_SQL["insert_many"], _columns(collection, ordered))
         await guard.require()
         created = {key for (key,) in await inserted.fetchall()}
-        differs: dict[str, bool] = dict(await compared.fetchall())
+    differs: dict[str, bool] = {}
+    if stored := [write for write in ordered if write.key not in created]:
+        compared = await connection.execute(_SQL["compare_many"], _columns(collection, stored))
+        differs = dict(await compared.fetchall())
     changed = [write for write in ordered if differs.get(write.key)]
     seen = [key for key, its in differs.items() if not its]
     written = [write.digest.simhash for write in ordered if write.key in created] + [
