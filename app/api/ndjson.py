@@ -17,7 +17,7 @@ else:
 
 MEDIA_TYPE = "application/x-ndjson"
 
-CHUNK_LINES = 1000
+CHUNK_LINES = 4000  # a chunk ends with a wait for the disk
 CHUNK_BYTES = 4 * 1024 * 1024
 
 _SLICE = 64 * 1024  # bytes, of what is decoded at once

@@ -38,7 +38,7 @@ async def import_documents(
 ) -> ImportAnswer:
     """Index the documents of a body of any length, a line each. Lines that can't be are told, the others stay.
 
-    It is read as a stream, and written in chunks of at most 1,000 lines. Sent again, it changes nothing. Where an
+    It is read as a stream, and written in chunks of at most 4,000 lines. Sent again, it changes nothing. Where an
     import breaks off, whole chunks stay: send all of it again.
     """
     if not is_utf8_of(ndjson.MEDIA_TYPE, request.headers.get("content-type", "")):
