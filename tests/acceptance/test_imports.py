@@ -26,7 +26,8 @@ from app.client import Tiroir
 from app.postgres.embedded import EmbeddedPostgres
 
 REVISIONS = ROOT / "tests" / "data" / "revisions.jsonl.gz"
-CHUNK = 1000  # lines that are written in one transaction
+CHUNK = 4000  # lines that are written in one transaction
+BATCH = 1000  # documents of a request
 SHUTDOWN = 1  # second
 MEGABYTE = 1024 * 1024
 MOST_MEGABYTES = 250
@@ -121,7 +122,7 @@ def client(service: Service) -> Generator[Client]:
 def test_an_import_that_a_crash_ended_is_made_whole_by_another_one(server: EmbeddedPostgres) -> None:
     dsn = new_database(server, "killed")
     with running(database_url=dsn, run_operations="false") as service:
-        body = Held(lines(0, 2500), lines(2500, 5000))
+        body = Held(lines(0, 9000), lines(9000, 20_000))
         with sending(service, "shop", body) as statuses:
             eventually(lambda: stored(dsn) > 0)
             service.process.kill()
@@ -129,16 +130,16 @@ def test_an_import_that_a_crash_ended_is_made_whole_by_another_one(server: Embed
         assert statuses == []
     assert stored(dsn) in {CHUNK, 2 * CHUNK}
     with running(database_url=dsn, run_operations="false") as service, service.client() as client:
-        again = imported(client, "shop", lines(0, 5000)).raise_for_status().json()
-        assert (again["lines"], again["created"] + again["unchanged"], again["failed"]) == (5000, 5000, 0)
+        again = imported(client, "shop", lines(0, 20_000)).raise_for_status().json()
+        assert (again["lines"], again["created"] + again["unchanged"], again["failed"]) == (20_000, 20_000, 0)
         assert again["unchanged"] in {CHUNK, 2 * CHUNK}
-        assert imported(client, "elsewhere", lines(0, 5000)).json()["created"] == 5000
+        assert imported(client, "elsewhere", lines(0, 20_000)).json()["created"] == 20_000
         assert exported(service, "shop") == exported(service, "elsewhere")
 
 
 def test_an_import_that_an_outage_ended_says_how_far_it_came(postgres: EmbeddedPostgres) -> None:
     with running(database_url=postgres.dsn(), run_operations="false", pool_timeout=0.5) as service:
-        body = Held(lines(0, 2500), lines(2500, 20_000))
+        body = Held(lines(0, 9000), lines(9000, 20_000))
         with sending(service, "shop", body) as statuses:
             eventually(lambda: stored(postgres.dsn()) == 2 * CHUNK)
             postgres.stop()
@@ -168,7 +169,7 @@ def waiting_for_a_lock(dsn: str) -> int:
 def test_a_stop_within_a_batch_leaves_all_of_it_or_nothing(server: EmbeddedPostgres, in_time: bool) -> None:
     """HT-08: a batch and the chunk of an import, each of them in a transaction that waits when the signal comes."""
     dsn = new_database(server, "stopped_in_time" if in_time else "stopped_too_slow")
-    documents = list(map(line, range(CHUNK)))
+    documents = list(map(line, range(BATCH)))
     bodies = {
         "batch/documents/batch": ("application/json", b'{"documents": [' + b",".join(documents) + b"]}"),
         "lines/import": (LINES["Content-Type"], b"".join(documents)),
@@ -195,7 +196,7 @@ def test_a_stop_within_a_batch_leaves_all_of_it_or_nothing(server: EmbeddedPostg
             assert service.wait() == 0
             for each in sent:
                 each.result()
-    assert (stored(dsn), statuses == [200, 200]) == ((2 * CHUNK, True) if in_time else (0, False))
+    assert (stored(dsn), statuses == [200, 200]) == ((2 * BATCH, True) if in_time else (0, False))
     assert "Traceback" not in service.log or not in_time  # what is broken off is told
 
 

@@ -11,7 +11,8 @@ from anyio import Event, create_task_group
 from httpx2 import AsyncClient, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.ndjson import CHUNK_LINES, MEDIA_TYPE
+from app.api import ndjson
+from app.api.ndjson import MEDIA_TYPE
 from app.main import create_app
 from app.settings import Settings
 from tests.api.support import (
@@ -36,6 +37,14 @@ IMPORT = f"{SHOP}/import"
 NDJSON = {"content-type": MEDIA_TYPE}
 
 Json = Mapping[str, Any]
+
+
+CHUNK = 1000
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ndjson, "CHUNK_LINES", CHUNK)
 
 
 def line(**members: object) -> bytes:
@@ -455,7 +464,7 @@ async def test_of_a_client_that_goes_away_whole_chunks_stay(
     assert not [message for message in answered if message.get("status") == 200]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info]
     documents = rows(database)["document"]
-    assert documents % CHUNK_LINES == 0
+    assert documents % CHUNK == 0
     assert documents <= sent
     async with client_of(settings) as client:
         report = await imported(client, joined(lines))
@@ -468,7 +477,7 @@ async def test_a_database_that_goes_away_leaves_whole_chunks(client: AsyncClient
 
     async def body() -> AsyncIterator[bytes]:
         yield joined(lines[:1500])
-        await until(lambda: rows(database)["document"] == CHUNK_LINES)
+        await until(lambda: rows(database)["document"] == CHUNK)
         with locked(database, "document"):
             yield joined(lines[1500:2500])
             await until_waiting(database, 1)
@@ -476,8 +485,8 @@ async def test_a_database_that_goes_away_leaves_whole_chunks(client: AsyncClient
         yield joined(lines[2500:])
 
     problem = assert_problem(await post(client, body()), 503, "database_unavailable")
-    assert f"{CHUNK_LINES} lines were done before" in problem["detail"]
-    assert rows(database)["document"] == CHUNK_LINES
+    assert f"{CHUNK} lines were done before" in problem["detail"]
+    assert rows(database)["document"] == CHUNK
     report = await imported(client, joined(lines))
     assert counts(report) == {"lines": 4500, "created": 3500, "unchanged": 1000}
 
