@@ -41,7 +41,7 @@ class Collections:
         return Created(found, is_new=False)
 
     async def describe(self, name: str) -> tuple[Collection, CollectionCounts]:
-        """The collection as it is now, and what it holds, counted exactly. CollectionNotFoundError where there is none."""
+        """The collection as it is now, and what it holds, counted exactly. CollectionNotFoundError where it isn't."""
         async with self._database.connection() as connection:
             while (collection := await collections.find(connection, name)) is not None:
                 if (counts := await collections.count(connection, collection.id)) is not None:

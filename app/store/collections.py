@@ -88,7 +88,7 @@ async def lock(connection: AsyncConnection, collection_id: int) -> None:
 async def delete(connection: AsyncConnection, collection_id: int) -> bool:
     """Deletes the collection; False where it is gone already. Call `lock` before.
 
-    Nobody finds what it held any more; `purge` takes that away.
+    Nobody finds what it held any more; Housekeeping takes that away.
     """
     return (await connection.execute(_SQL["delete"], {"id": collection_id})).rowcount == 1
 
