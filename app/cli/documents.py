@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from app.api.answers import CollectionAnswer, LookupAnswer
-from app.cli.sources import DAMAGED, STANDARD, Record, Sources, batches, printable, read_text
+from app.cli.sources import DAMAGED, HTML, STANDARD, Record, Sources, batches, printable, read_text
 from app.cli.status import Exit, IncompleteError, OutputError, UsageError
 from app.client import Tiroir
 
@@ -51,18 +51,23 @@ class Commands:
     def index(self, collection: str, sources: Sources, *, on_error: OnError) -> None:
         """IncompleteError where a document couldn't be read or stored; ServiceError where nothing can be done."""
         counts = Counter[str]()
-        with self._progress(total=sources.size or None) as advance:
-            for done in self._imported(collection, sources, on_error):
-                for complaint in done.complaints:
-                    self._complain(complaint)
-                counts += done.counts
-                advance(sources.position, _documents(counts))
-                if not done.complete:
-                    break
+        try:
+            with self._progress(total=sources.size or None) as advance:
+                for done in self._imported(collection, sources, on_error):
+                    for complaint in done.complaints:
+                        self._complain(complaint)
+                    counts += done.counts
+                    advance(sources.position, _documents(counts))
+                    if not done.complete:
+                        break
+        except KeyboardInterrupt:
+            self._complain(f"interrupted: {_documents(counts):,} documents were done, more may be; run it again")
+            raise
         self._print({name: counts[name] for name in _COUNTS}, ", ".join(f"{counts[name]:,} {name}" for name in _COUNTS))
         if failed := counts["failed"]:
-            rest = "the rest was not read" if on_error == "abort" else "the others are indexed"
-            raise IncompleteError(f"{failed:,} of {_documents(counts):,} failed; {rest}")
+            rest = "; nothing of the rest is indexed" if on_error == "abort" else "; the others are indexed"
+            others = "" if failed == _documents(counts) and on_error == "continue" else rest
+            raise IncompleteError(f"{failed:,} of {_documents(counts):,} failed{others}")
 
     def _imported(self, collection: str, sources: Sources, on_error: OnError) -> Iterator[_Done]:
         """While the service works on one batch the next is read."""
@@ -91,9 +96,12 @@ class Commands:
         counts = Counter({name: getattr(answer, name) for name in _COUNTS})
         counts["failed"] += len(refused)
         told = {error.line: f"{error.code}: {printable(error.detail)}" for error in answer.errors} | refused
+        complaints = [f"{batch[number - 1].place}: {told[number]}" for number in sorted(told)]
+        if (untold := counts["failed"] - len(told)) > 0:
+            complaints.append(f"and {untold:,} more up to {batch[-1].place}")
         return _Done(
             counts,
-            [f"{batch[number - 1].place}: {told[number]}" for number in sorted(told)],
+            complaints,
             complete=answer.complete and not (refused and on_error == "abort"),
         )
 
@@ -203,7 +211,9 @@ def query_of(file: Path | None, text: str | None, fingerprint: str | None, key: 
 
 
 def text_of(file: Path) -> str:
-    """IncompleteError where it can't be read."""
+    """IncompleteError where it can't be read, UsageError where it is no text."""
+    if file.suffix.lower() in HTML:
+        raise UsageError(f"{printable(str(file))}: html is not supported yet: extract its text")
     try:
         return read_text(file)
     except UnicodeDecodeError as error:

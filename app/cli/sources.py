@@ -39,7 +39,7 @@ _BY_SUFFIX = {
     ".tsv": Format.CSV,
 }
 _DELIMITERS = {".tsv": "\t"}
-_HTML = (".html", ".htm", ".xhtml")
+HTML = (".html", ".htm", ".xhtml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Sources:
         suffix = (file.with_suffix("") if file.suffix == ".gz" else file).suffix.lower()
         chosen = self.format
         if chosen is Format.AUTO:
-            if suffix in _HTML:
+            if suffix in HTML:
                 raise _RefusedError("html is not supported yet: extract its text, or give it as --format text")
             chosen = _BY_SUFFIX.get(suffix, Format.NDJSON if file == STANDARD else Format.TEXT)
         if chosen is Format.NDJSON:
@@ -138,7 +138,10 @@ class Sources:
             return Record(place, None, f"not JSON: {error}")
         if not isinstance(given, dict):
             return Record(place, None, "not an object")
-        return self._document(place, cast("dict[str, Any]", given))
+        document = cast("dict[str, Any]", given)
+        # What an object doesn't say stays as it is stored.
+        metadata = self._metadata(document) or None if self.fields.metadata else document.get("metadata")
+        return self._document(place, document, metadata)
 
     def _of_csv(self, place: str, content: BinaryIO, delimiter: str) -> Iterator[Record]:
         csv.field_size_limit(MOST_LINE_BYTES)
@@ -148,6 +151,8 @@ class Sources:
             if self.fields.key not in header:
                 columns = ", ".join(map(printable, header)) or "none"
                 raise _RefusedError(f"there is no column {self.fields.key} for the key (--key); there are: {columns}")
+            if missing := [name for name in self.fields.metadata if name not in header]:
+                raise _RefusedError(f"there is no column {missing[0]} for metadata (--metadata)")
             if repeated := {name for name in header if header.count(name) > 1}:
                 raise _RefusedError(f"several columns are called {printable(min(repeated))}")
             for row in table:
@@ -155,14 +160,17 @@ class Sources:
                 if len(row) == len(header):
                     # An empty cell is nothing: CSV can't tell it from an empty text.
                     given = {name: cell for name, cell in zip(header, row, strict=True) if cell}
-                    yield self._document(where, given)
+                    yield self._document(where, given, self._metadata(given) if self.fields.metadata else None)
                 elif row:
                     yield Record(where, None, f"{len(row)} cells for {len(header)} columns")
         except csv.Error as error:
             raise _RefusedError(f"not CSV, at line {table.line_num}: {error}; the rest of it was not read") from None
 
-    def _document(self, place: str, given: dict[str, Any]) -> Record:
-        """From an object or a row, whose names are the caller's own."""
+    def _metadata(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {name: given[name] for name in self.fields.metadata if name in given}
+
+    def _document(self, place: str, given: dict[str, Any], metadata: Any) -> Record:
+        """From an object or a row, whose names are the caller's own. `metadata` None: there is none to be stored."""
         key = given.get(self.fields.key)
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
@@ -174,8 +182,8 @@ class Sources:
             document["text"] = given[names[0]]
         else:
             document |= {name: given[name] for name in ("fingerprint", "simhash") if given.get(name) is not None}
-        if self.fields.metadata:
-            document["metadata"] = {name: given[name] for name in self.fields.metadata if name in given}
+        if metadata is not None:
+            document["metadata"] = metadata
         return Record(place, json.dumps(document).encode())
 
     def _of_text(self, file: Path, place: str, content: BinaryIO) -> Iterator[Record]:

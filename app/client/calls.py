@@ -146,10 +146,37 @@ def near_many(
     )
 
 
+def near_across(
+    collections: Sequence[str],
+    *,
+    text: str | None = None,
+    fingerprint: str | None = None,
+    simhash: str | None = None,
+    key: str | None = None,
+    threshold: int | None = None,
+    limit: int | None = None,
+) -> Call[LookupAnswer]:
+    """`near` over several collections of one scheme; each match names its collection."""
+    return Call(
+        "POST",
+        "/v1/near-duplicates",
+        _reader(LookupAnswer),
+        body=_json(
+            collections=collections,
+            text=text,
+            fingerprint=fingerprint,
+            simhash=simhash,
+            key=key,
+            threshold=threshold,
+            limit=limit,
+        ),
+    )
+
+
 def near_many_across(
     collections: Sequence[str], queries: Sequence[Query], *, threshold: int | None = None, limit: int | None = None
 ) -> Call[list[LookupAnswer]]:
-    """The same over several collections of one scheme; each match names its collection."""
+    """`near_many` over several collections of one scheme; each match names its collection."""
     return Call(
         "POST",
         "/v1/near-duplicates/batch",

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from anyio import CancelScope
 from psycopg import AsyncConnection
 
 from app.core.errors import CollectionNotFoundError
@@ -200,10 +201,12 @@ class Documents:
         collection, part = await self._catalog.retry(partial(self._begin_export, name, with_text=with_text))
         while part:
             yield part
-            async with self._database.connection() as connection:
-                part = await self._export(connection, collection, part[-1].key, with_text=with_text)
-                if not part and not await self._catalog.is_current(connection, collection):
-                    raise CollectionNotFoundError(f"collection {name} was deleted while it was exported")
+            # A client that goes away would else cost the connection on which its part is read.
+            with CancelScope(shield=True):
+                async with self._database.connection() as connection:
+                    part = await self._export(connection, collection, part[-1].key, with_text=with_text)
+                    if not part and not await self._catalog.is_current(connection, collection):
+                        raise CollectionNotFoundError(f"collection {name} was deleted while it was exported")
 
     async def _begin_export(self, name: str, *, with_text: bool) -> tuple[Collection, list[Exported]]:
         collection = await self._catalog.collection(name)

@@ -89,17 +89,25 @@ def test_members_are_chosen_by_their_names() -> None:
     found = read(file, fields=CHOSEN)
     assert documents(found) == [
         {"key": "a", "text": "one", "metadata": {"group": {"of": 2}}},
-        {"key": "17", "text": "two", "metadata": {}},
+        {"key": "17", "text": "two"},
         {"key": "-3", "fingerprint": "5103e0855a3e3f03", "metadata": {"group": None}},
-        {"key": "c", "simhash": "-5", "metadata": {}},
+        {"key": "c", "simhash": "-5"},
     ]
     assert [record.place for record in found] == ["docs.json:1", "docs.json:2", "docs.json:4", "docs.json:5"]
 
 
 @pytest.mark.usefixtures("folder")
-def test_metadata_that_nobody_asked_for_is_left_out() -> None:
-    file = written("docs.json", b'{"id": "a", "text": "one", "metadata": {"of": 2}}')
-    assert documents(read(file, fields=Fields("id"))) == [{"key": "a", "text": "one"}]
+def test_an_object_s_own_metadata_stays_unless_others_are_chosen() -> None:
+    file = written("docs.json", b'{"id": "a", "text": "one", "metadata": {"of": 2}, "lang": "fr"}')
+    assert documents(read(file, fields=Fields("id"))) == [{"key": "a", "text": "one", "metadata": {"of": 2}}]
+    chosen = Fields("id", metadata=("lang",))
+    assert documents(read(file, fields=chosen)) == [{"key": "a", "text": "one", "metadata": {"lang": "fr"}}]
+
+
+def test_a_table_without_the_column_of_metadata_is_refused() -> None:
+    file = written("docs.csv", b"key,text,title\na,one,First\n")
+    [refused] = read(file, fields=Fields(metadata=("titel",)))
+    assert refused.refusal == "there is no column titel for metadata (--metadata)"
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,7 @@ async def lookups(tiroir: AsyncTiroir) -> None:
     several = await tiroir.near_many("shop", [{"text": TEXT}, {"simhash": "1"}, {"key": "f"}], threshold=0, limit=1)
     assert [[match.key for match in each.matches] for each in several] == [["a"], ["e"], []]
     [across] = await tiroir.near_many_across(["shop"], [{"key": "a"}], threshold=0)
+    assert (await tiroir.near_across(["shop"], key="a", threshold=0)).matches == across.matches
     assert [(match.collection, match.key) for match in across.matches] == [("shop", "b"), ("shop", "g")]
 
 
