@@ -1,5 +1,6 @@
 """The lines of imports and exports: an export's are an import's."""
 
+import re
 from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema, model_validator
@@ -14,7 +15,7 @@ from app.core.scheme import Digest
 from app.service.documents import NewDocument
 from app.service.fingerprinting import Content, Known, Text
 
-_HASH_DIGITS = 32
+_HASH = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)
 _MOST_WORDS = 2**31 - 1
 
 # By the type of pydantic's error.
@@ -28,12 +29,9 @@ _ERRORS = {
 def _content_hash(value: object) -> bytes | None:
     if value is None:
         return None
-    try:
-        if isinstance(value, str) and len(value) == _HASH_DIGITS:
-            return bytes.fromhex(value)
-    except ValueError:
-        pass
-    raise PydanticCustomError("invalid_input", "must be {digits} hex digits", {"digits": _HASH_DIGITS})
+    if isinstance(value, str) and _HASH.fullmatch(value):
+        return bytes.fromhex(value)
+    raise PydanticCustomError("invalid_input", "must be 32 hex digits")
 
 
 class ImportLine(Request):

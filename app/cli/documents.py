@@ -253,7 +253,7 @@ def _written(output: Path) -> Generator[Callable[[bytes], object]]:
         with _writable(output) as file:
             yield file.write
         return
-    part = output.with_name(f"{output.name}.part")
+    part = output.with_name(f"{output.name}.{os.getpid()}.part")
     try:
         with _writable(output, part) as file:
             yield file.write

@@ -29,8 +29,8 @@ from app.api.answers import (
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
-# Bytes of a command line that aren't UTF-8 go as they are: the service refuses them, and says why.
-_ANY_BYTE = "surrogateescape"
+# What is no text in a name or a key goes along: the service refuses it, and says why.
+_AS_IT_IS = "surrogatepass"
 
 LINES = "application/x-ndjson"
 
@@ -48,7 +48,7 @@ class Call(Generic[T]):
     @property
     def target(self) -> str:
         """The path with its query."""
-        query = urlencode(self.parameters, errors=_ANY_BYTE)
+        query = urlencode(self.parameters, errors=_AS_IT_IS)
         return f"{self.path}?{query}" if query else self.path
 
 
@@ -293,7 +293,7 @@ def layout() -> Call[LayoutAnswer]:
 
 
 def _path(collection: str) -> str:
-    return f"/v1/collections/{quote(collection, safe='', errors=_ANY_BYTE)}"
+    return f"/v1/collections/{quote(collection, safe='', errors=_AS_IT_IS)}"
 
 
 def _reader(model: type[Model]) -> Callable[[bytes], Model]:

@@ -99,14 +99,19 @@ class Documents:
 
     async def _write_many(self, place: Place, writes: Sequence[Write]) -> list[Outcome]:
         """All of them in one transaction, as if one after the other."""
-        outcomes: dict[int, Outcome] = {}
+        layers = _layers(writes)
         async with self._database.connection() as connection, connection.transaction():
-            # The first layer has every key, so it locks all that the others need.
-            for layer in _layers(writes):
-                written = await write_many(
-                    connection, place.collection, place.layouts.live, [writes[number] for number in layer]
-                )
-                outcomes |= zip(layer, written, strict=True)
+            written = await write_many(
+                connection,
+                place.collection,
+                place.layouts.live,
+                [[writes[number] for number in layer] for layer in layers],
+            )
+        outcomes = {
+            number: outcome
+            for layer, of_layer in zip(layers, written, strict=True)
+            for number, outcome in zip(layer, of_layer, strict=True)
+        }
         return [outcomes[number] for number in range(len(writes))]
 
     async def known(self, name: str, keys: Sequence[str]) -> tuple[Scheme, dict[str, Digest]]:

@@ -81,6 +81,10 @@ class _Prepared:
     errors: list[LineError]
 
 
+class _StoppedError(Exception):
+    """A line that can't be stored ends the import."""
+
+
 class _Writing:
     """What is written while the next chunk is prepared."""
 
@@ -125,14 +129,14 @@ class Imports:
             async for lines in chunks:
                 prepared = await self._prepare(name, lines, read)
                 await writing.end()
-                if stop_at_error and prepared.errors:
-                    imported.note_error(prepared.errors[0])
-                    imported.complete = False
-                    return imported
-                writing.begin(self._write(name, prepared, read, imported))
+                if stop_at_error:
+                    _require_none(prepared.errors, imported)
+                writing.begin(self._write(name, prepared, read, imported, stop_at_error=stop_at_error))
             await writing.end()
             if imported.created + imported.replaced >= _LARGE_LOAD:
                 await self._analyze()
+        except _StoppedError:
+            return imported
         except BaseException as error:
             await writing.settle()
             if isinstance(error, UnavailableError):
@@ -157,14 +161,25 @@ class Imports:
                 break
         return _Prepared(lines, scheme, writes, sorted(errors + refused, key=lambda error: error.line))
 
-    async def _write(self, name: str, prepared: _Prepared, read: Read, imported: Imported) -> None:
+    async def _write(
+        self, name: str, prepared: _Prepared, read: Read, imported: Imported, *, stop_at_error: bool
+    ) -> None:
         while (outcomes := await self._documents.write_by_scheme(name, prepared.scheme, prepared.writes)) is None:
             prepared = await self._prepare(name, prepared.lines, read)  # the collection was made anew meanwhile
+            if stop_at_error:
+                _require_none(prepared.errors, imported)
         for error in prepared.errors:
             imported.note_error(error)
             imported.complete = error.code != InvalidEncodingError.code
         for write, outcome in zip(prepared.writes, outcomes, strict=True):
             imported.note_document(outcome, write.digest.status)
+
+
+def _require_none(errors: Sequence[LineError], imported: Imported) -> None:
+    if errors:
+        imported.note_error(errors[0])
+        imported.complete = False
+        raise _StoppedError
 
 
 def _read(lines: Sequence[Line], read: Read) -> tuple[list[tuple[int, NewDocument]], list[LineError]]:

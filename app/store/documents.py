@@ -120,38 +120,50 @@ async def queue_write(
 
 
 async def write_many(
-    connection: AsyncConnection, collection: Collection, live: tuple[StoredLayout, ...], writes: Sequence[Write]
-) -> list[Outcome]:
-    """Writes documents with different keys, inside the transaction of `connection`; what became of each, in order.
+    connection: AsyncConnection,
+    collection: Collection,
+    live: tuple[StoredLayout, ...],
+    layers: Sequence[Sequence[Write]],
+) -> list[list[Outcome]]:
+    """Writes documents inside the transaction of `connection`, a layer after the other; what became of each.
 
-    All of them are locked in the order of their keys, then their fingerprints in theirs: writers that overlap wait for
-    one another, and never both ways. StaleCatalogError as above.
+    The keys of a layer differ, and the first one has all of them: it locks them in their order, and at the end all
+    fingerprints are written in theirs. So writers that overlap wait for one another, and never both ways.
+    StaleCatalogError as above.
     """
-    ordered = sorted(writes, key=lambda write: write.key)  # code points order as the bytes of UTF-8 do
     async with connection.pipeline():
         guard = await _queue_guard(connection, collection, live)
-        inserted = await connection.execute(_SQL["insert_many"], _columns(collection, ordered))
         await guard.require()
-        created = {key for (key,) in await inserted.fetchall()}
+    outcomes: list[list[Outcome]] = []
+    simhashes: set[int] = set()
+    for layer in layers:
+        outcomes.append(await _write_layer(connection, collection, layer))
+        simhashes |= {
+            write.digest.simhash
+            for write, outcome in zip(layer, outcomes[-1], strict=True)
+            if outcome is not Outcome.UNCHANGED and write.digest.simhash is not None
+        }
+    if simhashes:
+        values = {"collection_id": collection.id, "simhashes": sorted(simhashes)}
+        async with connection.pipeline():
+            for layout in live:
+                await connection.execute(bands.insert_many(layout), values)
+    return outcomes
+
+
+async def _write_layer(connection: AsyncConnection, collection: Collection, writes: Sequence[Write]) -> list[Outcome]:
+    """The documents alone."""
+    ordered = sorted(writes, key=lambda write: write.key)  # code points order as the bytes of UTF-8 do
+    inserted = await connection.execute(_SQL["insert_many"], _columns(collection, ordered))
+    created = {key for (key,) in await inserted.fetchall()}
     differs: dict[str, bool] = {}
     if stored := [write for write in ordered if write.key not in created]:
         compared = await connection.execute(_SQL["compare_many"], _columns(collection, stored))
         differs = dict(await compared.fetchall())
-    changed = [write for write in ordered if differs.get(write.key)]
-    seen = [key for key, its in differs.items() if not its]
-    written = [write.digest.simhash for write in ordered if write.key in created] + [
-        write.digest.simhash for write in changed
-    ]
-    simhashes = sorted({simhash for simhash in written if simhash is not None})
-    async with connection.pipeline():
-        if changed:
-            await connection.execute(_SQL["update_many"], _columns(collection, changed))
-        if seen:
-            await connection.execute(_SQL["touch_many"], {"collection_id": collection.id, "keys": seen})
-        if simhashes:
-            for layout in live:
-                values = {"collection_id": collection.id, "simhashes": simhashes}
-                await connection.execute(bands.insert_many(layout), values)
+    if changed := [write for write in stored if differs.get(write.key)]:
+        await connection.execute(_SQL["update_many"], _columns(collection, changed))
+    if seen := [key for key, its in differs.items() if not its]:
+        await connection.execute(_SQL["touch_many"], {"collection_id": collection.id, "keys": seen})
     return [_outcome(is_new=write.key in created, differs=differs.get(write.key, False)) for write in writes]
 
 
@@ -175,6 +187,7 @@ def _columns(collection: Collection, writes: Sequence[Write]) -> dict[str, Any]:
         "texts_without_hash": [
             write.text if collection.store_text and write.digest.content_hash is None else None for write in writes
         ],
+        "with_text": [write.text is not None and collection.store_text for write in writes],
         "metadata": [None if write.metadata is None else Jsonb(write.metadata) for write in writes],
     }
 

@@ -17,7 +17,8 @@ WHERE NOT EXISTS (
       AND (content_hash, simhash, words, metadata, CASE WHEN content_hash IS NULL THEN text END)
           IS NOT DISTINCT FROM
           (%(content_hash)s::bytea, %(simhash)s::bigint, %(words)s::int, coalesce(%(metadata)s::jsonb, metadata),
-           CASE WHEN %(content_hash)s::bytea IS NULL THEN %(text)s::text END))
+           CASE WHEN %(content_hash)s::bytea IS NULL THEN %(text)s::text END)
+      AND NOT (text IS NULL AND %(text)s::text IS NOT NULL))
 ON CONFLICT (collection_id, key) DO UPDATE
 SET content_hash = excluded.content_hash, simhash = excluded.simhash, bits = excluded.bits, words = excluded.words,
     text = excluded.text, metadata = coalesce(%(metadata)s::jsonb, stored.metadata), updated_at = now(),
@@ -27,6 +28,7 @@ WHERE (stored.content_hash, stored.simhash, stored.words, stored.metadata,
       IS DISTINCT FROM
       (excluded.content_hash, excluded.simhash, excluded.words, coalesce(%(metadata)s::jsonb, stored.metadata),
        CASE WHEN excluded.content_hash IS NULL THEN excluded.text END)
+   OR (stored.text IS NULL AND excluded.text IS NOT NULL)
 RETURNING xmax = 0 AS created
 
 -- touch: that a document was seen, unless that is known already, closely enough
@@ -50,20 +52,23 @@ RETURNING key
 -- be noted; whether it differs. Without a text nothing is known of one that has no hash
 SELECT s.key, compared.differs
 FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(simhashes)b::bigint[], %(words)b::int[],
-            %(texts_without_hash)b::text[], %(metadata)b::jsonb[])
-     d (key, content_hash, simhash, words, text_without_hash, metadata)
+            %(texts_without_hash)b::text[], %(with_text)b::boolean[], %(metadata)b::jsonb[])
+     d (key, content_hash, simhash, words, text_without_hash, with_text, metadata)
 JOIN document s ON s.collection_id = %(collection_id)s::int AND s.key = d.key
 CROSS JOIN LATERAL (
     SELECT (s.content_hash, s.simhash, s.words, s.metadata,
             CASE WHEN s.content_hash IS NULL AND d.text_without_hash IS NOT NULL THEN s.text END)
            IS DISTINCT FROM
-           (d.content_hash, d.simhash, d.words, coalesce(d.metadata, s.metadata), d.text_without_hash) AS differs
+           (d.content_hash, d.simhash, d.words, coalesce(d.metadata, s.metadata), d.text_without_hash)
+           OR (s.text IS NULL AND d.with_text) AS differs
 ) compared
 WHERE compared.differs OR s.seen_at < now() - make_interval(secs => %(seen_seconds)s::float)
 
--- update_many: those that are locked and differ
+-- update_many: those that are locked and differ. Of the same content a text stays that nobody gives again
 UPDATE document s
-SET content_hash = d.content_hash, simhash = d.simhash, bits = %(bits)s::smallint, words = d.words, text = d.text,
+SET content_hash = d.content_hash, simhash = d.simhash, bits = %(bits)s::smallint, words = d.words,
+    text = CASE WHEN (s.content_hash, s.simhash, s.words) IS NOT DISTINCT FROM (d.content_hash, d.simhash, d.words)
+                THEN coalesce(d.text, s.text) ELSE d.text END,
     metadata = coalesce(d.metadata, s.metadata), updated_at = now(), seen_at = now()
 FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(simhashes)b::bigint[], %(words)b::int[],
             %(texts)b::text[], %(metadata)b::jsonb[])
