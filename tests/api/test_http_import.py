@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
+import psycopg
 import pytest
 from anyio import Event, create_task_group
 from httpx2 import AsyncClient, Response
@@ -15,6 +16,7 @@ from app.api import ndjson
 from app.api.ndjson import MEDIA_TYPE
 from app.main import create_app
 from app.settings import Settings
+from app.store import collections
 from tests.api.support import (
     assert_problem,
     disconnect_waiting,
@@ -540,3 +542,64 @@ async def test_an_import_may_be_larger_than_any_other_body(settings: Settings) -
         for url in (f"{SHOP}/documents/batch", f"{SHOP}/documents", f"{IMPORT}/", f"{SHOP}/documents/import"):
             answer = await client.post(url, content=body, headers=NDJSON)
             assert_problem(answer, 413, "body_too_large")
+
+
+@pytest.mark.parametrize("spelled", ["00 11 22 33 44 55 66 77 88 99 aa", "0" * 31, "0" * 33, "g" * 32, "٠" * 32])
+async def test_a_content_hash_is_32_hex_digits(client: AsyncClient, spelled: str) -> None:
+    report = await imported(client, joined([given(1), line(key="x", words=1, content_hash=spelled), given(2)]))
+    assert counts(report) == {"lines": 3, "created": 2, "failed": 1}
+    assert [(error["line"], error["code"]) for error in report["errors"]] == [(2, "invalid_input")]
+
+
+async def test_a_text_that_comes_after_its_fingerprint_is_stored(client: AsyncClient) -> None:
+    text = text_of(60)
+    await imported(client, line(key="a", text=text))
+    without = await exported(client)
+    await imported(client, without, collection="elsewhere")
+    report = await imported(client, line(key="a", text=text), collection="elsewhere")
+    assert counts(report) == {"lines": 1, "replaced": 1, "short": 1}
+    assert await exported(client, "elsewhere", text=True) == await exported(client, text=True)
+    await imported(client, without, collection="by-itself")
+    answer = await ok(client, "PUT", "/v1/collections/by-itself/documents/a", {"text": text})
+    assert answer["result"] == "replaced"
+    assert await exported(client, "by-itself", text=True) == await exported(client, text=True)
+
+
+async def test_a_line_without_the_text_changes_metadata_and_keeps_the_text(client: AsyncClient) -> None:
+    await imported(client, line(key="a", text=text_of(60)))
+    known = json.loads(await exported(client))
+    report = await imported(client, line(**{**known, "metadata": {"read": True}}))
+    assert counts(report) == {"lines": 1, "replaced": 1, "short": 1}
+    kept = json.loads(await exported(client, text=True))
+    assert (kept["text"], kept["metadata"]) == (text_of(60), {"read": True})
+    another = line(key="a", fingerprint=hex_of(1))
+    assert (await imported(client, another))["replaced"] == 1
+    assert "text" not in json.loads(await exported(client, text=True))
+
+
+async def test_an_import_that_is_to_stop_stops_where_its_collection_was_made_anew(
+    client: AsyncClient, database: str
+) -> None:
+    """Its fingerprints were right when they were read, and aren't any more when they are written."""
+    await ok(client, "POST", "/v1/collections", {"name": "shop", "scheme": {"bits": 64}})
+    high = [line(key=f"{number}", fingerprint=hex_of(2**63 + number)) for number in range(3)]
+    answers: list[Any] = []
+
+    async def send() -> None:
+        answers.append(await imported(client, joined([given(1), *high]), query="?on_error=abort"))
+
+    with psycopg.connect(database) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s::int, id) FROM collection", [collections.LOCK_CLASS])
+        async with create_task_group() as tasks:
+            tasks.start_soon(send)
+            await until_waiting(database, 1)
+            other.execute("DELETE FROM collection")
+            other.execute(
+                "INSERT INTO collection (name, tokenizer, shingle_size, bits, min_words, store_text)"
+                " VALUES ('shop', 'article', 3, 63, 20, true)"
+            )
+            other.commit()
+    [report] = answers
+    assert (report["complete"], counts(report)) == (False, {"lines": 1, "failed": 1})
+    assert [(error["line"], error["code"]) for error in report["errors"]] == [(2, "invalid_fingerprint")]
+    assert await exported(client) == b""

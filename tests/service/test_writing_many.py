@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from anyio import create_task_group
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
@@ -487,3 +488,22 @@ async def test_what_was_digested_by_another_scheme_is_not_written(pages: Pages, 
     assert await documents.write_by_scheme(pages.name, ARTICLE, writes) is None
     assert await documents.write_by_scheme(pages.name, Scheme(bits=64), writes) == [Outcome.CREATED]
     assert await elsewhere.keys(7) == ["a"]
+
+
+async def test_documents_that_change_twice_in_a_chunk_never_wait_both_ways(pages: Pages) -> None:
+    """Their fingerprints come in the order of their values, whatever the order in which the documents had them."""
+    documents = pages.services.documents
+    first, second = range(0, 4000, 2), range(1, 4000, 2)
+
+    async def write(prefix: str, *rounds: range) -> None:
+        writes = [
+            Write(f"{prefix}{number:04}", Digest(simhash, None, None), None, None)
+            for simhashes in rounds
+            for number, simhash in enumerate(simhashes)
+        ]
+        assert await documents.write_by_scheme(pages.name, ARTICLE, writes) is not None
+
+    await pages.put("there already", TEXT)
+    async with create_task_group() as tasks:
+        tasks.start_soon(write, "a", first, second)
+        tasks.start_soon(write, "b", second, first)
