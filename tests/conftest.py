@@ -1,5 +1,6 @@
 """The real thing for every test: a PostgreSQL of each version that the machine has, and the real application."""
 
+import signal
 import tempfile
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -24,6 +25,11 @@ from app.settings import Settings
 DATA = Path(__file__).parent / "data"
 
 _TEMPLATE = "template_tiroir"
+
+
+def pytest_configure() -> None:
+    """A shell that starts us in the background has us ignore Ctrl-C, and so would the processes that we start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _one_of_each_version() -> list[Binaries]:

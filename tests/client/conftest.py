@@ -1,0 +1,3 @@
+"""HTTP again, from the other side: one PostgreSQL is enough."""
+
+from tests.api.conftest import server as server
