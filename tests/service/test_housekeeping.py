@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 
 import anyio
@@ -326,7 +327,7 @@ async def test_what_a_rebuild_copies_while_its_collection_is_purged_goes_too(
     """The rows of the new table aren't committed yet when the purge looks for some."""
     observer.execute("DELETE FROM band_layout WHERE table_name = 'eight'")
     observer.execute("DROP TABLE eight")
-    worker = Worker(service)
+    worker = Worker(replace(service, settings=service.settings.model_copy(update={"layout_grace": 0})))
     operation_id = await worker.begin(3, 8)
     gate = Gate("copying", done=len(SIMHASHES), in_transaction=True)
     done = anyio.Event()
