@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
@@ -125,7 +126,8 @@ class Commands:
 
     def export(self, collection: str, output: Path, *, text: bool) -> None:
         """A file appears when it is complete."""
-        total = self._tiroir.collection(collection).counts.documents
+        # To count them takes the service seconds a ten million: only for who looks at it.
+        total = self._tiroir.collection(collection).counts.documents if self._messages.is_terminal else None
         with self._progress(total=total) as advance, _written(output) as write:
             for number, line in enumerate(self._tiroir.export(collection, text=text), 1):
                 write(line + b"\n")
@@ -149,14 +151,9 @@ class Commands:
                 return
 
     def delete(self, collection: str, keys: Iterable[str]) -> None:
+        rest = iter(keys)
         deleted = 0
-        batch: list[str] = []
-        for key in keys:
-            batch.append(key)
-            if len(batch) == _KEYS:
-                deleted += self._tiroir.delete_many(collection, batch)
-                batch = []
-        if batch:
+        while batch := list(islice(rest, _KEYS)):
             deleted += self._tiroir.delete_many(collection, batch)
         self._print({"deleted": deleted}, f"{deleted:,} deleted")
 

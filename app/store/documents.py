@@ -275,9 +275,9 @@ async def digests(
     connection: AsyncConnection, collection_id: int, keys: Sequence[str], *, of_texts: bool = False
 ) -> dict[str, Digest]:
     """What is known of those of the documents that there are, by key; or of those alone whose texts are stored."""
-    values = {"collection_id": collection_id, "keys": list(keys)}
-    statement = _SQL["digests_of_texts" if of_texts else "digests"]
-    return {key: Digest(*digest) for key, *digest in await (await connection.execute(statement, values)).fetchall()}
+    values = {"collection_id": collection_id, "keys": list(keys), "of_texts": of_texts}
+    rows = await (await connection.execute(_SQL["digests"], values)).fetchall()
+    return {key: Digest(*digest) for key, *digest in rows}
 
 
 async def export(

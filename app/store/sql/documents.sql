@@ -79,9 +79,10 @@ WHERE s.collection_id = %(collection_id)s::int AND s.key = d.key
 UPDATE document SET seen_at = now()
 WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
 
--- digests: what is known of documents by their keys
+-- digests: what is known of documents by their keys; or of those alone whose texts are stored: nobody else has made them
 SELECT key, simhash, content_hash, words FROM document
 WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[])
+  AND (text IS NOT NULL OR NOT %(of_texts)s::boolean)
   AND EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int)
 
 -- get: one document
@@ -119,10 +120,6 @@ WHERE collection_id = %(collection_id)s::int
   AND bit_count((simhash # %(simhash)s::bigint)::bit(64)) <= %(threshold)s::int
 ORDER BY distance, simhash < 0, simhash, key
 LIMIT %(limit)s::int
-
--- digests_of_texts: the same, of those whose text is stored: nobody else has made them
-SELECT key, simhash, content_hash, words FROM document
-WHERE collection_id = %(collection_id)s::int AND key = ANY(%(keys)b::text[]) AND text IS NOT NULL
 
 -- delete: one document; its fingerprint row stays, the join to documents hides it
 DELETE FROM document
