@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import (
-    AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Awaitable,
@@ -14,7 +13,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
@@ -39,6 +38,9 @@ _UNAVAILABLE = (502, 503, 504)
 _PAUSE = 0.5  # seconds between two attempts
 _SLICE = 1 << 16  # bytes of an import sent at once
 
+# Nobody listens at the address.
+_NOBODY = (httpx2.ConnectError, httpx2.ConnectTimeout)
+
 _Problem = TypeAdapter(dict[str, Any])
 
 
@@ -58,7 +60,37 @@ def _async(build: Callable[P, Call[T]]) -> "Callable[Concatenate[AsyncTiroir, P]
     return method
 
 
-class Tiroir:
+class _Patient:
+    """What both clients know of the service that they ask."""
+
+    def __init__(self, url: str, patience: float) -> None:
+        self._url = url
+        self._patience = patience
+        self._reached = False
+
+    @contextmanager
+    def _answering(self) -> Generator[None]:
+        """Errors of HTTP as ours."""
+        try:
+            yield
+        except (httpx2.UnsupportedProtocol, httpx2.InvalidURL):
+            url = shown(self._url)
+            raise ServiceError(f"{url} is no URL of a service: it begins with http:// or https://") from None
+        except httpx2.HTTPError as error:
+            self._reached = self._reached or not isinstance(error, _NOBODY)
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise UnavailableServiceError(f"no answer from {shown(self._url)}: {reason}. Is it running?") from None
+        self._reached = True
+
+    def _until(self) -> float:
+        return time.monotonic() + self._patience
+
+    def _gives_up(self, until: float) -> bool:
+        """A service that has never answered isn't away."""
+        return time.monotonic() > until or not self._reached
+
+
+class Tiroir(_Patient):
     """Close it, or use it in a `with` statement. Every method raises ServiceError."""
 
     def __init__(
@@ -68,10 +100,9 @@ class Tiroir:
 
         A service that has never answered isn't away. `api_key` goes along as a bearer token.
         """
-        self._patience = patience
-        self._reached = False
         with _readable(url):
             self._client = httpx2.Client(base_url=url, headers=_headers(api_key), timeout=timeout)
+        super().__init__(str(self._client.base_url), patience)
 
     def __enter__(self) -> Self:
         return self
@@ -89,24 +120,18 @@ class Tiroir:
         return self._patiently(lambda: _result(call, self._request(call, call.body, _JSON)))
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
-        until = time.monotonic() + self._patience
+        until = self._until()
         while True:
             try:
                 return attempt()
             except UnavailableServiceError:
-                if time.monotonic() > until or not self._reached:
+                if self._gives_up(until):
                     raise
                 time.sleep(_PAUSE)
 
     def _request(self, call: Call[Any], body: bytes | Iterable[bytes] | None, kind: str) -> httpx2.Response:
-        with _answering(str(self._client.base_url)):
-            try:
-                answer = self._client.request(call.method, call.target, content=body, headers=_content(body, kind))
-            except httpx2.HTTPError as error:
-                self._reached = self._reached or not isinstance(error, _NOBODY)
-                raise
-        self._reached = True
-        return answer
+        with self._answering():
+            return self._client.request(call.method, call.target, content=body, headers=_content(body, kind))
 
     index = _sync(calls.index)
     index_many = _sync(calls.index_many)
@@ -152,10 +177,7 @@ class Tiroir:
     def export(self, collection: str, *, text: bool = False) -> Iterator[bytes]:
         """All documents, a line of JSON each, that `import_documents` takes back."""
         call = calls.export_lines(collection, text=text)
-        with (
-            _answering(str(self._client.base_url)),
-            self._client.stream(call.method, call.target) as answer,
-        ):
+        with self._answering(), self._client.stream(call.method, call.target) as answer:
             if not answer.is_success:
                 answer.read()
                 _result(call, answer)
@@ -165,17 +187,16 @@ class Tiroir:
                 yield from lines
 
 
-class AsyncTiroir:
+class AsyncTiroir(_Patient):
     """The same, to await."""
 
     def __init__(
         self, url: str = DEFAULT_URL, *, api_key: str | None = None, timeout: float = TIMEOUT, patience: float = 0.0
     ) -> None:
         """As for `Tiroir`."""
-        self._patience = patience
-        self._reached = False
         with _readable(url):
             self._client = httpx2.AsyncClient(base_url=url, headers=_headers(api_key), timeout=timeout)
+        super().__init__(str(self._client.base_url), patience)
 
     async def __aenter__(self) -> Self:
         return self
@@ -190,26 +211,18 @@ class AsyncTiroir:
 
     async def send(self, call: Call[T]) -> T:
         """The result of a call. UnavailableServiceError when patience is at its end."""
-        until = time.monotonic() + self._patience
+        until = self._until()
         while True:
             try:
                 return _result(call, await self._request(call, call.body, _JSON))
             except UnavailableServiceError:
-                if time.monotonic() > until or not self._reached:
+                if self._gives_up(until):
                     raise
                 await sleep(_PAUSE)
 
     async def _request(self, call: Call[Any], body: bytes | AsyncIterable[bytes] | None, kind: str) -> httpx2.Response:
-        with _answering(str(self._client.base_url)):
-            try:
-                answer = await self._client.request(
-                    call.method, call.target, content=body, headers=_content(body, kind)
-                )
-            except httpx2.HTTPError as error:
-                self._reached = self._reached or not isinstance(error, _NOBODY)
-                raise
-        self._reached = True
-        return answer
+        with self._answering():
+            return await self._client.request(call.method, call.target, content=body, headers=_content(body, kind))
 
     index = _async(calls.index)
     index_many = _async(calls.index_many)
@@ -248,23 +261,19 @@ class AsyncTiroir:
     async def export(self, collection: str, *, text: bool = False) -> AsyncIterator[bytes]:
         """All documents, a line of JSON each, that `import_documents` takes back."""
         call = calls.export_lines(collection, text=text)
-        async with (
-            _answering_async(str(self._client.base_url)),
-            self._client.stream(call.method, call.target) as answer,
-        ):
-            if not answer.is_success:
-                await answer.aread()
-                _result(call, answer)
-            rest = b""
-            async for part in answer.aiter_bytes():
-                *lines, rest = (rest + part).split(b"\n")
-                for line in lines:
-                    yield line
+        with self._answering():
+            async with self._client.stream(call.method, call.target) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    _result(call, answer)
+                rest = b""
+                async for part in answer.aiter_bytes():
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        yield line
 
 
 _JSON = "application/json"
-
-_NOBODY = (httpx2.ConnectError, httpx2.ConnectTimeout)
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
@@ -309,23 +318,6 @@ def _readable(url: str) -> Generator[None]:
         yield
     except httpx2.InvalidURL:
         raise ServiceError(f"{shown(url)} is no URL of a service") from None
-
-
-@contextmanager
-def _answering(url: str) -> Generator[None]:
-    try:
-        yield
-    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL):
-        raise ServiceError(f"{shown(url)} is no URL of a service: it begins with http:// or https://") from None
-    except httpx2.HTTPError as error:
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise UnavailableServiceError(f"no answer from {shown(url)}: {reason}. Is it running?") from None
-
-
-@asynccontextmanager
-async def _answering_async(url: str) -> AsyncGenerator[None]:
-    with _answering(url):
-        yield
 
 
 def _result(call: Call[T], answer: httpx2.Response) -> T:
