@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from app.cli.documents import Commands, keys_of, query_of, results, text_of
 from app.cli.sources import STANDARD, Fields, Format, Sources
 from app.cli.status import Exit, UsageError, exit_of
 from app.client import Tiroir
+from app.client.calls import OnError
 from app.core.errors import TiroirError
 from app.settings import Settings
 
@@ -25,11 +25,6 @@ _cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions
 
 # A service that restarts is away for a moment, and a long import needn't end for that.
 _PATIENCE_SECONDS = 60.0
-
-
-class OnError(Enum):
-    CONTINUE = "continue"
-    ABORT = "abort"
 
 
 Url = Annotated[str | None, typer.Option(help="The service; left out, the local one.", envvar="TIROIR_URL")]
@@ -142,7 +137,7 @@ def _index(
     metadata: Annotated[list[str] | None, typer.Option(help="Those that are kept as metadata.")] = None,
     on_error: Annotated[
         OnError, typer.Option(help="Whether the first document that can't be stored ends it.")
-    ] = OnError.CONTINUE,
+    ] = "continue",
     as_json: AsJson = False,
     url: Url = None,
     api_key: ApiKey = None,
@@ -154,7 +149,7 @@ def _index(
     """
     fields = Fields(key, tuple(text or ("text",)), tuple(metadata or ()))
     with _connected(url, api_key, patience=_PATIENCE_SECONDS) as tiroir:
-        Commands(tiroir, as_json=as_json).index(collection, Sources(files, format, fields), on_error=on_error.value)
+        Commands(tiroir, as_json=as_json).index(collection, Sources(files, format, fields), on_error=on_error)
 
 
 @_cli.command("near")

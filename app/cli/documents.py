@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, cast
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -21,13 +21,12 @@ from app.api.answers import CollectionAnswer, LookupAnswer
 from app.cli.sources import DAMAGED, HTML, STANDARD, Record, Sources, batches, printable, read_text
 from app.cli.status import Exit, IncompleteError, OutputError, UsageError
 from app.client import Tiroir
+from app.client.calls import OnError
 
 # A request of an import: some seconds of work, and some megabytes here and there.
 _RECORDS = 10_000
 _BYTES = 16 * 1024 * 1024
 _KEYS = 1000  # of a request that deletes
-
-OnError = Literal["continue", "abort"]
 
 _COUNTS = ("created", "replaced", "unchanged", "short", "too_short", "failed")
 

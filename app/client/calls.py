@@ -34,6 +34,8 @@ _AS_IT_IS = "surrogatepass"
 
 LINES = "application/x-ndjson"
 
+OnError = Literal["continue", "abort"]  # whether the first line that can't be stored ends an import
+
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
@@ -252,7 +254,7 @@ def delete_collection(name: str) -> Call[None]:
     return Call("DELETE", _path(name), _nothing)
 
 
-def import_lines(collection: str, *, on_error: Literal["continue", "abort"] = "continue") -> Call[ImportAnswer]:
+def import_lines(collection: str, *, on_error: OnError = "continue") -> Call[ImportAnswer]:
     """Takes its body from elsewhere."""
     return Call("POST", f"{_path(collection)}/import", _reader(ImportAnswer), {"on_error": on_error})
 

@@ -16,7 +16,7 @@ from collections.abc import (
 from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx2
 from anyio import sleep
@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from app.api.answers import ImportAnswer
 from app.client import calls
-from app.client.calls import Call
+from app.client.calls import Call, OnError
 from app.client.errors import ServiceError, UnavailableServiceError
 
 P = ParamSpec("P")
@@ -161,7 +161,7 @@ class Tiroir(_Patient):
         collection: str,
         documents: Iterable[Mapping[str, Any] | bytes],
         *,
-        on_error: Literal["continue", "abort"] = "continue",
+        on_error: OnError = "continue",
     ) -> ImportAnswer:
         """Index any number of documents, in one request: objects, or lines of JSON.
 
@@ -252,7 +252,7 @@ class AsyncTiroir(_Patient):
         collection: str,
         documents: Iterable[Mapping[str, Any] | bytes] | AsyncIterable[Mapping[str, Any] | bytes],
         *,
-        on_error: Literal["continue", "abort"] = "continue",
+        on_error: OnError = "continue",
     ) -> ImportAnswer:
         """Index any number of documents, in one request: objects, or lines of JSON. Not repeated by itself."""
         call = calls.import_lines(collection, on_error=on_error)
