@@ -399,6 +399,27 @@ def test_a_line_of_100_megabytes_is_passed_over(measured: Service) -> None:
     assert most_megabytes(measured) < MOST_MEGABYTES
 
 
+def test_memory_depends_neither_on_what_is_stored_nor_on_what_was_asked(server: EmbeddedPostgres) -> None:
+    """SK-09, in a small size: five times as many documents, and 30,000 lookups."""
+    asked = {"queries": [{"fingerprint": f"{fingerprint(number):016x}"} for number in range(1000)], "threshold": 3}
+    with (
+        running(database_url=new_database(server, "flat"), run_operations="false") as service,
+        service.client() as client,
+    ):
+
+        def ask(times: int) -> None:
+            for _ in range(times):
+                answer = client.post("/v1/collections/flat/near-duplicates/batch", json=asked).raise_for_status()
+                assert answer.text.count('"distance":0') == 1000
+
+        imported(client, "flat", lines(0, 12_000)).raise_for_status()
+        ask(5)
+        before = most_megabytes(service)
+        imported(client, "flat", lines(12_000, 60_000)).raise_for_status()
+        ask(30)
+        assert most_megabytes(service) < before + 20
+
+
 # What PostgreSQL makes of it
 
 
