@@ -74,13 +74,13 @@ def _count(width: int, radius: int) -> int:
 def _band_masks(plan: ProbePlan) -> tuple[tuple[Band, tuple[int, ...]], ...]:
     """Each band with what is to be flipped in its value."""
     return tuple(
-        (band, _masks(band.live_width(plan.bits), radius))
+        (band, flips_within(band.live_width(plan.bits), radius))
         for band, radius in zip(plan.layout.bands, plan.radii, strict=True)
     )
 
 
 @lru_cache(maxsize=256)
-def _masks(width: int, radius: int) -> tuple[int, ...]:
+def flips_within(width: int, radius: int) -> tuple[int, ...]:
     """All numbers of `width` bits with at most `radius` ones, the fewest first."""
     return tuple(
         sum(1 << bit for bit in ones) for flips in range(radius + 1) for ones in combinations(range(width), flips)
