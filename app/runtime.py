@@ -11,10 +11,13 @@ from app.core.model import Operation, OperationKind
 from app.postgres.binaries import best_binaries
 from app.postgres.embedded import EmbeddedPostgres
 from app.service import profiles
+from app.service.analyses import Analyses
+from app.service.analysis import Analysis
 from app.service.audit import Audit
 from app.service.background import working
 from app.service.catalog import Catalog
 from app.service.collections import Collections
+from app.service.comparison import Comparison
 from app.service.documents import Documents
 from app.service.health import Health
 from app.service.housekeeping import Housekeeping
@@ -40,6 +43,7 @@ class Services:
     imports: Imports
     near_duplicates: NearDuplicates
     operations: Operations
+    analyses: Analyses
     layout_reports: LayoutReports
     health: Health
 
@@ -61,6 +65,10 @@ class Process:
     async def working(self) -> AsyncGenerator[None]:
         """Works on operations beside the body."""
 
+        def analysis(session: AsyncConnection, operation: Operation, progress: Progress) -> Analysis | Comparison:
+            kind = Comparison if "against" in operation.parameters else Analysis
+            return kind(self.conninfo, self.settings, session, operation, progress)
+
         def rebuild(session: AsyncConnection, operation: Operation, progress: Progress) -> Rebuild:
             return Rebuild(session, operation, progress, self.settings)
 
@@ -68,7 +76,7 @@ class Process:
             self.conninfo,
             self.settings,
             self.database,
-            {OperationKind.REBUILD: rebuild, OperationKind.AUDIT: Audit},
+            {OperationKind.REBUILD: rebuild, OperationKind.AUDIT: Audit, OperationKind.ANALYSIS: analysis},
         )
         async with self.queue.working(self.database, operator.perform), working(Housekeeping(self.database).run):
             yield
@@ -97,6 +105,7 @@ async def process(settings: Settings) -> AsyncGenerator[Process]:
             queue = Queue(conninfo, settings)
             async with profiles.opened(opened) as known:
                 documents = Documents(opened, catalog, known)
+                operations = Operations(opened, queue)
                 yield Process(
                     conninfo,
                     settings,
@@ -110,7 +119,8 @@ async def process(settings: Settings) -> AsyncGenerator[Process]:
                         documents=documents,
                         imports=Imports(documents, most_line_bytes=settings.max_body_bytes),
                         near_duplicates=NearDuplicates(opened, catalog, known),
-                        operations=Operations(opened, queue),
+                        operations=operations,
+                        analyses=Analyses(opened, catalog, known, operations, settings),
                         layout_reports=LayoutReports(opened, catalog),
                         health=Health(opened),
                     ),

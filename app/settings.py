@@ -58,6 +58,9 @@ class Settings(BaseSettings):
     operation_statement_timeout: float = Field(
         default=21_600.0, gt=0, le=604_800, description="Seconds that one statement of an operation may take."
     )
+    analysis_memory: int = Field(
+        default=1024, ge=64, description="Megabytes that one analysis may take; one that needs more is refused."
+    )
     layout_grace: float = Field(
         default=30.0, ge=0, le=86_400, description="Seconds that the old bands stay after a rebuild has switched."
     )

@@ -9,7 +9,7 @@ from starlette.types import Lifespan
 
 from app.api import problems
 from app.api.gate import BodyLimit, Gate
-from app.api.routes import admin, collections, docs, documents, fingerprints, health, near_duplicates, streams
+from app.api.routes import admin, analyses, collections, docs, documents, fingerprints, health, near_duplicates, streams
 from app.settings import Settings
 
 _DESCRIPTION = """
@@ -52,6 +52,7 @@ def build(settings: Settings, lifespan: Lifespan[FastAPI]) -> FastAPI:
         documents.router,
         streams.router,
         fingerprints.router,
+        analyses.router,
         collections.router,
         near_duplicates.across_collections,
         admin.router,

@@ -32,9 +32,36 @@ def decode_number(cursor: str | None, most: int) -> int:
     if cursor is None:
         return most + 1
     last = decode(cursor)
-    if not (last.isascii() and last.isdecimal() and len(last) <= len(str(most)) and 0 < int(last) <= most):
+    if not _is_number(last, most) or int(last) == 0:
         raise _not_ours()
     return int(last)
+
+
+def place(number: int, text: str = "") -> str:
+    """What a cursor holds for `decode_place`."""
+    return f"{number} {text}"
+
+
+def decode_place(cursor: str | None, most: int) -> tuple[int, str]:
+    """The number, 0 to `most`, and the text that the page comes after; (0, "") is before all. Errors as above."""
+    if cursor is None:
+        return 0, ""
+    number, separator, text = decode(cursor).partition(" ")
+    if not separator or not _is_number(number, most):
+        raise _not_ours()
+    return int(number), text
+
+
+def decode_hex(text: str) -> bytes:
+    """The bytes that are a part of a cursor. Errors as above."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise _not_ours() from None
+
+
+def _is_number(text: str, most: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most
 
 
 def _not_ours() -> InvalidInputError:

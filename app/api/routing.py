@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from email.message import Message
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, HTTPException, Query, Request, Response
+from fastapi import Depends, Header, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
@@ -86,6 +86,16 @@ async def _no_parameters(_: Annotated[QueryParameters, Query()]) -> None:
 
 
 NO_PARAMETERS = Depends(_no_parameters)
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="A request that comes again with the same key finds the operation of the first.",
+    ),
+]
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:

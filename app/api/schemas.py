@@ -404,6 +404,12 @@ class PageParameters(QueryParameters):
     cursor: FreeText | None = Field(default=None, description="`next_cursor` of the page before.")
 
 
+class DocumentPageParameters(PageParameters):
+    near_duplicated: bool | None = Field(
+        default=None, description="Those alone that the latest analysis has found near-duplicates of, or has not."
+    )
+
+
 class SchemeParts(Request):
     """How a text becomes a fingerprint. Fixed once the collection exists."""
 

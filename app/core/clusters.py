@@ -49,7 +49,7 @@ def stars(rank: Indices, first: NDArray[np.integer], second: NDArray[np.integer]
     codes = np.empty(len(first), "<u8")
     for start in range(0, len(first), _PAIRS):
         a, b = rank[first[start : start + _PAIRS]], rank[second[start : start + _PAIRS]]
-        codes[start : start + _PAIRS] = (np.minimum(a, b) << 32 | np.maximum(a, b)).view(np.uint64)
+        codes[start : start + _PAIRS] = np.minimum(a, b) << 32 | np.maximum(a, b)
     codes.sort()
     higher = codes.view("<u4")[::2]  # the low half of each
     ranks = np.arange(size)
@@ -78,6 +78,52 @@ def nearest(
         np.minimum.at(least, a, apart)
         np.minimum.at(least, b, apart)
     return least
+
+
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """Clusters, the largest first, and their fingerprints in that order, the representative of each in front."""
+
+    order: Indices  # which fingerprint stands at each place
+    cluster: Indices  # for each place
+    distance: NDArray[np.uint8]  # for each place: to the representative
+    starts: Indices  # for each cluster: its first place
+    sizes: Indices  # for each cluster: its fingerprints
+    documents: Indices  # for each cluster
+    diameters: "Diameters"
+
+
+def arrange(fingerprints: Fingerprints, documents: NDArray[np.integer], labels: Indices, rank: Indices) -> Clusters:
+    """Clusters of fingerprints that have the same label; the lowest rank of each is the representative.
+
+    By the number of documents, then of fingerprints, then by rank; within a cluster by the distance to the
+    representative, then by fingerprint. `documents`: how many each fingerprint has.
+    """
+    by_label = np.lexsort((rank, labels))
+    label = labels[by_label]
+    starts = np.flatnonzero(np.append(True, label[1:] != label[:-1])) if len(label) else np.empty(0, np.int64)
+    sizes = np.diff(np.append(starts, len(label)))
+    representatives = by_label[starts]
+    of_clusters = np.add.reduceat(documents[by_label].astype(np.int64), starts) if len(starts) else starts
+    largest_first = np.lexsort((rank[representatives], -sizes, -of_clusters))
+    number = np.empty(len(starts), np.int64)
+    number[largest_first] = np.arange(len(starts))
+    cluster = np.empty(len(label), np.int64)
+    cluster[by_label] = np.repeat(number, sizes)
+    distance = np.empty(len(label), np.uint8)
+    distance[by_label] = np.bitwise_count(fingerprints[by_label] ^ np.repeat(fingerprints[representatives], sizes))
+    order = np.lexsort((fingerprints, distance, cluster))
+    sizes = sizes[largest_first]
+    starts = np.cumsum(sizes) - sizes
+    return Clusters(
+        order=order,
+        cluster=cluster[order],
+        distance=distance[order],
+        starts=starts,
+        sizes=sizes,
+        documents=of_clusters[largest_first],
+        diameters=diameters(fingerprints[order], starts),
+    )
 
 
 @dataclass(frozen=True, slots=True)

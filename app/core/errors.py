@@ -100,6 +100,24 @@ class RebuildRunningError(TiroirError):
         self.operation_id = operation_id
 
 
+class AnalysisNotFoundError(NotFoundError):
+    """The collection has no such analysis, or none at all."""
+
+    code = "analysis_not_found"
+
+
+class AnalysisUnfinishedError(TiroirError):
+    """The analysis has no results yet, or has failed."""
+
+    code = "analysis_unfinished"
+
+
+class AnalysisTooLargeError(InvalidInputError):
+    """It would take more memory than is allowed."""
+
+    code = "analysis_too_large"
+
+
 class NotCancelableError(TiroirError):
     """The operation is finished, or past the point of no return."""
 

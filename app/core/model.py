@@ -84,6 +84,7 @@ class Exported:
 class OperationKind(StrEnum):
     REBUILD = "rebuild"
     AUDIT = "audit"
+    ANALYSIS = "analysis"
 
 
 class OperationStatus(StrEnum):
@@ -100,6 +101,7 @@ class Operation:
 
     id: int
     kind: OperationKind
+    collection_id: int | None  # None: it concerns no single one
     parameters: dict[str, Json]
     status: OperationStatus
     phase: str | None  # None: it hasn't begun
@@ -161,3 +163,92 @@ class Found:
     matches: Matches
     explanation: Explanation | None  # None: nobody asked, or there was no fingerprint to look up
     seconds: float
+
+
+class Clustering(StrEnum):
+    """What a cluster is: all that chains of near-duplicates connect, or what is near one document."""
+
+    COMPONENTS = "components"
+    STAR = "star"
+
+
+class Preference(StrEnum):
+    """Which document stands for others that resemble it; where two are alike in that, the first key does."""
+
+    OLDEST = "oldest"
+    LONGEST = "longest"
+    SHORTEST_KEY = "shortest_key"
+    FIRST_KEY = "first_key"
+
+
+class Change(StrEnum):
+    """What became of a document between two crawls. By its key; where only one of them has the key, by its content."""
+
+    NEW = "new"
+    GONE = "gone"
+    CHANGED = "changed"  # the key is there, and what it held is farther than the threshold
+    NEARLY_UNCHANGED = "nearly_unchanged"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A document of an analysis. `number`: that of its fingerprint, None where it has none."""
+
+    number: int | None
+    cluster: int | None
+    representative: str | None  # a key
+    simhash: int | None
+    distance: int | None  # to the representative
+    nearest: int | None  # the distance to the nearest other document
+    key: str
+    exact: bool  # another document has the same content
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Documents that resemble one another, when the analysis was made; `members` are some of those, as they are now."""
+
+    number: int
+    fingerprints: int
+    documents: int
+    diameter: int
+    diameter_is_exact: bool  # False: no two are farther apart
+    representative: str
+    members: list[tuple[str, int, int]]  # key, simhash, distance to the representative
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFingerprint:
+    """A fingerprint and those who have it; `keys` are some of those, as they are now."""
+
+    simhash: int
+    documents: int
+    keys: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two fingerprints within the threshold; `second` None: documents that share one. `number`: from 0."""
+
+    number: int
+    distance: int
+    first: SharedFingerprint
+    second: SharedFingerprint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    key: str
+    change: Change
+    distance: int | None
+    counterpart: str | None  # the key in the other collection
+
+
+@dataclass(frozen=True, slots=True)
+class ExactGroup:
+    """Documents of the same content; `keys` are the first of theirs."""
+
+    content_hash: bytes
+    documents: int
+    keys: list[str]

@@ -9,7 +9,7 @@ from anyio import CancelScope
 from psycopg import AsyncConnection
 
 from app.core.errors import CollectionNotFoundError
-from app.core.model import Collection, Document, Exported, Matches, Metadata, Outcome
+from app.core.model import Collection, Document, ExactGroup, Exported, Matches, Metadata, Outcome
 from app.core.scheme import ARTICLE, Digest, Scheme
 from app.service.catalog import Catalog, Place, document_not_found
 from app.service.fingerprinting import Content, Text, digest_contents
@@ -19,6 +19,9 @@ from app.store import collections, documents, layouts
 from app.store.database import Database, StaleCatalogError
 from app.store.documents import Write, queue_write, write_many
 from app.store.lookups import Sought, queue_lookup
+
+# Keys that a group of exact duplicates is shown with.
+_SOME_KEYS = 10
 
 # Of an export, at once: many documents, unless they are large.
 _EXPORTED_DOCUMENTS = 1000
@@ -193,6 +196,33 @@ class Documents:
         collection = await self._catalog.collection(name)
         async with self._database.connection() as connection:
             found = await documents.page(connection, collection.id, after, limit)
+            if not found:
+                await self._catalog.require_current(connection, collection)
+        return found
+
+    async def exact_groups(self, name: str, *, after: tuple[int, bytes], limit: int) -> list[ExactGroup]:
+        """At most `limit` groups of documents of the same content, the largest first, after one of them.
+
+        `after`: its number of documents and its content hash.
+        """
+        return await self._catalog.retry(partial(self._exact_groups, name, after, limit))
+
+    async def _exact_groups(self, name: str, after: tuple[int, bytes], limit: int) -> list[ExactGroup]:
+        collection = await self._catalog.collection(name)
+        async with self._database.connection() as connection:
+            found = await documents.exact_groups(connection, collection.id, after=after, limit=limit, keys=_SOME_KEYS)
+            if not found:
+                await self._catalog.require_current(connection, collection)
+        return found
+
+    async def keys_of_content(self, name: str, content_hash: bytes, *, after: str, limit: int) -> list[str]:
+        """At most `limit` keys after one, of the documents with this content."""
+        return await self._catalog.retry(partial(self._keys_of_content, name, content_hash, after, limit))
+
+    async def _keys_of_content(self, name: str, content_hash: bytes, after: str, limit: int) -> list[str]:
+        collection = await self._catalog.collection(name)
+        async with self._database.connection() as connection:
+            found = await documents.keys_of_content(connection, collection.id, content_hash, after=after, limit=limit)
             if not found:
                 await self._catalog.require_current(connection, collection)
         return found

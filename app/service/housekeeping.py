@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 
 from app.core.fingerprint import MIN_SIMHASH
 from app.core.model import Expiring, StoredLayout
-from app.store import collections, documents, layouts
+from app.store import analyses, collections, documents, layouts, operations
 from app.store.database import Database
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,21 @@ class Housekeeping:
                 pass
         while (expiring := await self._begin_expiry()) is not None:
             await self._expire(expiring)
+        await self._purge_analyses()
         await self._analyze()
+
+    async def _purge_analyses(self) -> None:
+        """Those that a later one has superseded, and the results of those that were deleted or didn't succeed."""
+        async with self._database.connection() as connection:
+            await operations.delete_superseded(connection)
+            orphans = await analyses.orphans(connection)
+        for analysis_id in orphans:
+            while await self._purge_analysis(analysis_id):
+                pass
+
+    async def _purge_analysis(self, analysis_id: int) -> bool:
+        async with self._database.connection() as connection, connection.transaction():
+            return await analyses.purge_some(connection, analysis_id)
 
     async def _purge(self, purge: "_Purge") -> bool:
         """Deletes some of what a deleted collection held; False where nothing is left, or somebody else does it."""
@@ -57,8 +71,10 @@ class Housekeeping:
             live = await layouts.live(connection)
             if await purge.delete_some(connection, live):
                 return True
-            # What is being built is copied to from what was there a moment ago: it is looked through again.
-            if all(layout.state != "building" for layout in live):
+            # What is being built is copied to from what was there a moment ago: it is looked through again. And an
+            # analysis that runs would leave its row behind.
+            is_alone = await operations.delete_of_collection(connection, purge.collection_id)
+            if is_alone and all(layout.state != "building" for layout in live):
                 await collections.forget_deleted(connection, purge.collection_id)
                 _log.info("collection %d is purged", purge.collection_id)
         return False

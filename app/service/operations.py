@@ -23,7 +23,12 @@ class Operations:
         self._queue = queue
 
     async def begin(
-        self, kind: OperationKind, parameters: dict[str, Json], *, idempotency_key: str | None
+        self,
+        kind: OperationKind,
+        parameters: dict[str, Json],
+        *,
+        idempotency_key: str | None,
+        collection_id: int | None = None,
     ) -> Operation:
         """Queues an operation, or finds the one that this key made before.
 
@@ -32,22 +37,26 @@ class Operations:
         """
         for _ in range(_ATTEMPTS):
             async with self._database.connection() as connection, connection.transaction():
-                created = await operations.create(connection, kind, parameters, idempotency_key)
+                created = await operations.create(connection, kind, parameters, idempotency_key, collection_id)
                 if created is not None:
                     await self._queue.put(connection, created.id)
                     return created
-                if found := await self._in_the_way(connection, kind, parameters, idempotency_key):
+                if found := await self._in_the_way(connection, kind, parameters, idempotency_key, collection_id):
                     return found
         raise UnavailableError("other rebuilds come and go; try again")
 
     @staticmethod
     async def _in_the_way(
-        connection: AsyncConnection, kind: OperationKind, parameters: dict[str, Json], idempotency_key: str | None
+        connection: AsyncConnection,
+        kind: OperationKind,
+        parameters: dict[str, Json],
+        idempotency_key: str | None,
+        collection_id: int | None,
     ) -> Operation | None:
         if idempotency_key is not None:
             earlier = await operations.by_idempotency_key(connection, idempotency_key)
             if earlier is not None:
-                if (earlier.kind, earlier.parameters) != (kind, parameters):
+                if (earlier.kind, earlier.parameters, earlier.collection_id) != (kind, parameters, collection_id):
                     raise IdempotencyKeyReusedError(
                         "this Idempotency-Key came with another request before", pointer="/Idempotency-Key"
                     )

@@ -85,6 +85,11 @@ async def lock(connection: AsyncConnection, collection_id: int) -> None:
     await connection.execute(_SQL["lock"], {"class": LOCK_CLASS, "id": collection_id})
 
 
+async def lock_shared(connection: AsyncConnection, collection_id: int) -> None:
+    """Until the transaction ends the collection isn't deleted, if it is there after this."""
+    await connection.execute(_SQL["lock_shared"], {"class": LOCK_CLASS, "id": collection_id})
+
+
 async def delete(connection: AsyncConnection, collection_id: int) -> bool:
     """Deletes the collection; False where it is gone already. Call `lock` before.
 

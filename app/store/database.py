@@ -1,8 +1,8 @@
 """The pool of connections, and what psycopg's errors mean to a caller."""
 
 import select
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any
 
@@ -49,6 +49,8 @@ _COMMON_OPTIONS = {
 _OPERATION_IDLE_SECONDS = 60.0
 # In a transaction it holds what writes may wait for.
 _OPERATION_IDLE_IN_TRANSACTION_SECONDS = 5.0
+# A snapshot holds up nobody, and its process may be busy with what it has read.
+_SNAPSHOT_IDLE = "60s"
 # A statement whose process was killed is broken off, not finished for nobody.
 _CONNECTION_CHECK_SECONDS = 1.0
 
@@ -132,6 +134,19 @@ async def connect_for_operation(conninfo: str, settings: Settings) -> AsyncConne
     }
     parameters = _connection(conninfo, settings, "tiroir operation") | _session(conninfo, options)
     return await AsyncConnection.connect(conninfo, **parameters)
+
+
+@asynccontextmanager
+async def snapshot(conninfo: str, settings: Settings) -> AsyncGenerator[AsyncConnection]:
+    """A session of an operation that sees one moment, whatever is written meanwhile, until the body ends.
+
+    What it writes is there after the body, or not at all. It keeps nobody waiting, but it may not idle for a minute.
+    """
+    async with await connect_for_operation(conninfo, settings) as connection:
+        await connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)
+        async with connection.transaction():
+            await connection.execute(_SET_LOCAL, [["idle_in_transaction_session_timeout"], [_SNAPSHOT_IDLE]])
+            yield connection
 
 
 async def _begin_anew(pool: AsyncConnectionPool[AsyncConnection]) -> None:

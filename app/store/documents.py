@@ -9,7 +9,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow, class_row
 from psycopg.types.json import Jsonb
 
-from app.core.model import Collection, Document, Expiring, Exported, Metadata, Outcome, StoredLayout
+from app.core.model import Collection, Document, ExactGroup, Expiring, Exported, Metadata, Outcome, StoredLayout
 from app.core.scheme import Digest
 from app.store import bands, collections, layouts
 from app.store.database import StaleCatalogError
@@ -293,3 +293,30 @@ async def export(
     }
     rows = await (await connection.execute(_SQL["export"], values)).fetchall()
     return [Exported(key, Digest(*digest), metadata, text) for key, *digest, metadata, text in rows]
+
+
+async def exact_groups(
+    connection: AsyncConnection, collection_id: int, *, after: tuple[int, bytes], limit: int, keys: int
+) -> list[ExactGroup]:
+    """Contents that several documents share, those that most have first, each with at most so many keys.
+
+    `after`: number of documents and content hash of the last one before. Reads an index of the collection.
+    """
+    documents, content_hash = after
+    values = {
+        "collection_id": collection_id,
+        "documents": documents,
+        "content_hash": content_hash,
+        "limit": limit,
+        "keys": keys,
+    }
+    rows = await (await connection.execute(_SQL["exact_groups"], values)).fetchall()
+    return [ExactGroup(*row) for row in rows]
+
+
+async def keys_of_content(
+    connection: AsyncConnection, collection_id: int, content_hash: bytes, *, after: str, limit: int
+) -> list[str]:
+    """At most `limit` keys after one, of the documents with this content."""
+    values = {"collection_id": collection_id, "content_hash": content_hash, "after": after, "limit": limit}
+    return [row[0] for row in await (await connection.execute(_SQL["keys_of_content"], values)).fetchall()]

@@ -10,7 +10,7 @@ from app.core.model import Json, Operation, OperationKind, OperationStatus
 from app.store.named_sql import load
 
 _COLUMNS = (
-    "id, kind, parameters, status, phase, done, total, checkpoint, result, error, runs,"
+    "id, kind, collection_id, parameters, status, phase, done, total, checkpoint, result, error, runs,"
     " created_at, started_at, finished_at"
 )
 _SQL = {name: statement.replace(b"{columns}", _COLUMNS.encode()) for name, statement in load("operations.sql").items()}
@@ -29,10 +29,19 @@ def _cursor(connection: AsyncConnection) -> AsyncCursor[Operation]:
 
 
 async def create(
-    connection: AsyncConnection, kind: OperationKind, parameters: dict[str, Json], idempotency_key: str | None
+    connection: AsyncConnection,
+    kind: OperationKind,
+    parameters: dict[str, Json],
+    idempotency_key: str | None,
+    collection_id: int | None = None,
 ) -> Operation | None:
     """None where the Idempotency-Key was used before, or where another rebuild is unfinished."""
-    values = {"kind": kind, "parameters": Jsonb(parameters), "idempotency_key": idempotency_key}
+    values = {
+        "kind": kind,
+        "parameters": Jsonb(parameters),
+        "idempotency_key": idempotency_key,
+        "collection_id": collection_id,
+    }
     return await (await _cursor(connection).execute(_SQL["create"], values)).fetchone()
 
 
@@ -53,6 +62,34 @@ async def page(connection: AsyncConnection, kind: OperationKind, *, before: int,
     """At most `limit` operations with ids under `before`, the youngest first."""
     values = {"kind": kind, "before": before, "limit": limit}
     return await (await _cursor(connection).execute(_SQL["page"], values)).fetchall()
+
+
+async def page_of_collection(
+    connection: AsyncConnection, collection_id: int, kind: OperationKind, *, before: int, limit: int
+) -> list[Operation]:
+    """The same, of one collection."""
+    values = {"collection_id": collection_id, "kind": kind, "before": before, "limit": limit}
+    return await (await _cursor(connection).execute(_SQL["of_collection"], values)).fetchall()
+
+
+async def delete_finished(
+    connection: AsyncConnection, collection_id: int, kind: OperationKind, operation_id: int
+) -> bool:
+    """Whether there was such an operation, and it was finished."""
+    values = {"collection_id": collection_id, "kind": kind, "id": operation_id}
+    return (await connection.execute(_SQL["delete_finished"], values)).rowcount == 1
+
+
+async def delete_superseded(connection: AsyncConnection) -> None:
+    """Finished analyses after which one of the same collection with the same settings has succeeded."""
+    await connection.execute(_SQL["delete_superseded"])
+
+
+async def delete_of_collection(connection: AsyncConnection, collection_id: int) -> bool:
+    """Deletes what is finished; whether that was all."""
+    await connection.execute(_SQL["delete_of_collection"], {"collection_id": collection_id})
+    row = await (await connection.execute(_SQL["has_unfinished"], {"collection_id": collection_id})).fetchone()
+    return row == (False,)
 
 
 async def request_cancel(connection: AsyncConnection, kind: OperationKind, operation_id: int) -> Operation | None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 
 from app.api import cursor
 from app.api.admin_answers import LayoutAnswer, OperationAnswer, OperationPage
@@ -14,21 +14,11 @@ from app.api.admin_schemas import (
     OperationPageParameters,
     layout_answer,
 )
-from app.api.routing import NO_PARAMETERS, JsonRoute, ServicesOfProcess, problems
+from app.api.routing import NO_PARAMETERS, IdempotencyKey, JsonRoute, ServicesOfProcess, problems
 from app.core.model import Json, OperationKind
 from app.runtime import Services
 
 router = APIRouter(prefix="/v1/admin", tags=["administration"], route_class=JsonRoute)
-
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        min_length=1,
-        max_length=255,
-        pattern=r"^[\x21-\x7e]+$",
-        description="A request that comes again with the same key finds the operation of the first.",
-    ),
-]
 
 
 async def _begin(

@@ -23,10 +23,10 @@ from app.api.schemas import (
     DocumentBatch,
     DocumentContents,
     DocumentKey,
+    DocumentPageParameters,
     KeyBatch,
     KeyedWriteParameters,
     KeyParameters,
-    PageParameters,
     PostDocument,
     PutDocument,
     WriteParameters,
@@ -104,10 +104,19 @@ async def delete_documents(services: ServicesOfProcess, collection: CollectionNa
 
 @router.get("/documents", responses=problems(404))
 async def list_documents(
-    services: ServicesOfProcess, collection: CollectionName, parameters: Annotated[PageParameters, Query()]
+    services: ServicesOfProcess, collection: CollectionName, parameters: Annotated[DocumentPageParameters, Query()]
 ) -> DocumentPage:
-    """Documents in the order of their keys (bytewise)."""
+    """Documents in the order of their keys (bytewise).
+
+    With `near_duplicated` a page may hold fewer than `limit`, or none, while `next_cursor` leads on.
+    """
     after = cursor.decode(parameters.cursor)
+    if parameters.near_duplicated is not None:
+        page, last = await services.analyses.flagged(
+            collection, is_flagged=parameters.near_duplicated, after=after, limit=parameters.limit
+        )
+        following = None if last is None else cursor.encode(last)
+        return DocumentPage(items=[DocumentAnswer.of(collection, document) for document in page], next_cursor=following)
     found = await services.documents.page(collection, after=after, limit=parameters.limit + 1)
     page, following = cursor.cut(found, parameters.limit, lambda document: document.key)
     return DocumentPage(items=[DocumentAnswer.of(collection, document) for document in page], next_cursor=following)

@@ -1,22 +1,18 @@
 """Whole collections, as streams of lines: import and export."""
 
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from starlette.responses import StreamingResponse
-from starlette.types import Send
 
 from app.api import import_lines, ndjson
 from app.api.answers import ImportAnswer
 from app.api.import_lines import ImportLine
 from app.api.routing import JsonRoute, ServicesOfProcess, is_utf8_of, problems
 from app.api.schemas import CollectionName, ExportParameters, ImportParameters
-from app.core.errors import TiroirError
+from app.api.streaming import WholeOrCut
 from app.core.model import Exported
-
-_log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/collections/{collection}", tags=["many at once"], route_class=JsonRoute)
 
@@ -71,17 +67,7 @@ async def export_documents(
     """All documents in the order of their keys, as lines that an import takes back."""
     parts = services.documents.export(collection, with_text=parameters.text)
     first = await anext(parts, list[Exported]())
-    return _WholeOrCut(_lines(first, parts), media_type=ndjson.MEDIA_TYPE)
-
-
-class _WholeOrCut(StreamingResponse):
-    """An error ends the connection without the end of the body: the client can't take a part for the whole."""
-
-    async def stream_response(self, send: Send) -> None:
-        try:
-            await super().stream_response(send)
-        except TiroirError as error:
-            _log.warning("an answer is cut off: %s", error.code)
+    return WholeOrCut(_lines(first, parts), media_type=ndjson.MEDIA_TYPE)
 
 
 async def _lines(first: list[Exported], parts: AsyncGenerator[list[Exported]]) -> AsyncGenerator[bytes]:

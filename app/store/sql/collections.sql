@@ -73,3 +73,6 @@ RETURNING id, ttl, now() - make_interval(secs => ttl * (1 + %(share)s::float)) A
 
 -- lock: waits until every write that is under way in the collection has ended, and keeps new ones out
 SELECT pg_advisory_xact_lock(%(class)s::int, %(id)s::int)
+
+-- lock_shared: as a write does: a deletion waits for it
+SELECT pg_advisory_xact_lock_shared(%(class)s::int, %(id)s::int)

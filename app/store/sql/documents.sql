@@ -194,3 +194,26 @@ LEFT JOIN LATERAL (
     ORDER BY key
     LIMIT %(limit)s::int) m ON true
 ORDER BY q.number, m.key
+
+-- exact_groups: contents that several documents share, those that most have first, after one of them; with some keys
+SELECT g.content_hash, g.documents,
+       ARRAY(SELECT key FROM document
+             WHERE collection_id = %(collection_id)s::int AND content_hash = g.content_hash
+             ORDER BY key LIMIT %(keys)s::int)
+FROM (SELECT content_hash, count(*) AS documents FROM document
+      WHERE collection_id = %(collection_id)s::int AND content_hash IS NOT NULL
+        AND EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int)
+      GROUP BY content_hash
+      HAVING count(*) > 1
+         AND (count(*) < %(documents)s::bigint
+              OR (count(*) = %(documents)s::bigint AND content_hash > %(content_hash)s::bytea))
+      ORDER BY count(*) DESC, content_hash
+      LIMIT %(limit)s::int) g
+ORDER BY g.documents DESC, g.content_hash
+
+-- keys_of_content: the next documents of one content
+SELECT key FROM document
+WHERE collection_id = %(collection_id)s::int AND content_hash = %(content_hash)s::bytea AND key > %(after)s::text
+  AND EXISTS (SELECT FROM collection WHERE id = %(collection_id)s::int)
+ORDER BY key
+LIMIT %(limit)s::int

@@ -1,6 +1,6 @@
 -- create: nothing where the Idempotency-Key was used before, or where a rebuild is unfinished
-INSERT INTO operation (kind, parameters, idempotency_key)
-VALUES (%(kind)s::text, %(parameters)s::jsonb, %(idempotency_key)s::text)
+INSERT INTO operation (kind, parameters, idempotency_key, collection_id)
+VALUES (%(kind)s::text, %(parameters)s::jsonb, %(idempotency_key)s::text, %(collection_id)s::int)
 ON CONFLICT DO NOTHING
 RETURNING {columns}
 
@@ -72,3 +72,26 @@ WHERE status IN ('queued', 'running')
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND l.classid::bigint = %(class)s::bigint AND l.objid::bigint = o.id)
 ORDER BY id
+
+-- of_collection: operations of a collection before one of them, the youngest first
+SELECT {columns} FROM operation
+WHERE collection_id = %(collection_id)s::int AND kind = %(kind)s::text AND id < %(before)s::bigint
+ORDER BY id DESC
+LIMIT %(limit)s::int
+
+-- delete_finished: one operation of a collection, if it is finished
+DELETE FROM operation
+WHERE id = %(id)s::int AND collection_id = %(collection_id)s::int AND kind = %(kind)s::text AND finished_at IS NOT NULL
+
+-- delete_superseded: finished analyses after which one with the same settings has succeeded
+DELETE FROM operation o
+WHERE kind = 'analysis' AND finished_at IS NOT NULL
+  AND EXISTS (SELECT FROM operation later
+              WHERE later.collection_id = o.collection_id AND later.id > o.id AND later.kind = o.kind
+                AND later.status = 'succeeded' AND later.parameters = o.parameters)
+
+-- delete_of_collection: those that are finished
+DELETE FROM operation WHERE collection_id = %(collection_id)s::int AND finished_at IS NOT NULL
+
+-- has_unfinished: whether operations of a collection aren't finished
+SELECT EXISTS (SELECT FROM operation WHERE collection_id = %(collection_id)s::int AND finished_at IS NULL)
