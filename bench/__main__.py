@@ -13,7 +13,7 @@ from app.postgres.binaries import best_binaries
 from app.postgres.embedded import EmbeddedPostgres
 from app.postgres.migrate import migrate
 from app.settings import Settings
-from bench import data, imports, kernel, lookups, rebuild, rebuild_under_load, serving
+from bench import analyses, data, imports, kernel, lookups, rebuild, rebuild_under_load, serving
 
 
 def main() -> None:
@@ -23,6 +23,9 @@ def main() -> None:
     parser.add_argument("--load-size", type=int, default=200_000, help="documents while the bands are rebuilt")
     parser.add_argument("--texts", type=int, default=20_000, help="documents imported with text")
     parser.add_argument("--import-bytes", type=int, default=50_000_000, help="of real pages, imported")
+    parser.add_argument(
+        "--mixed", type=Path, help="real fingerprints to analyse, 16 hex digits a line, gzip; left out, 20,000 of them"
+    )
     asked = parser.parse_args()
 
     kernel_seconds = _fingerprinting()
@@ -39,6 +42,7 @@ def main() -> None:
             _serving(serving.measure(conninfo, filled, asked.seconds))
             _imports(imports.measure(conninfo, asked.texts, 5 * asked.texts, asked.import_bytes), kernel_seconds)
             _rebuilt(uvloop.run(rebuild.measure(settings)))
+            _analyses(analyses.measure(conninfo, asked.size, asked.mixed))
             _under_load(rebuild_under_load.measure(conninfo, asked.load_size, 4 * asked.seconds))
     finally:
         shutil.rmtree(folder)
@@ -110,6 +114,31 @@ def _rebuilt(measured: rebuild.Rebuilt) -> None:
         print(f"  {name:34}{ours:10,.1f} s    {ours / by_hand:.2f} × the {by_hand:,.1f} s of INSERT and CREATE INDEX")
     others = {name: seconds for name, seconds in measured.phases.items() if name not in {"copying", "indexing"}}
     print("  " + ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in others.items()))
+
+
+def _analyses(measured: analyses.Analyses) -> None:
+    print("Analyses over HTTP, from the request to the result")
+    print(f"  {f'{analyses.ARTICLE_PAGES:,} pages by the article’s query':34}{measured.article:10,.2f} s")
+    print(f"  {'threshold 3 by the four bands, SQL':34}{measured.join:10,.2f} s")
+    print(f"  {'ten sorts':34}{measured.sorts:10,.2f} s")
+    for name, alone in (("uniform", measured.uniform), ("one site", measured.one_site)):
+        memory = "" if alone.megabytes is None else f", {alone.megabytes:,.0f} MB"
+        _analyzed(name, alone.analyzed, f"   {alone.analyzed.seconds / measured.sorts:.1f} × the sorts{memory}")
+    _analyzed("uniform, 1,000 more", measured.again, f"   based on {measured.again.result['based_on']}")
+    for analyzed in measured.mixed:
+        _analyzed("real, mixed", analyzed)
+    _analyzed("half of them one page", measured.copies)
+    _analyzed("with one of these alone", measured.without_copies)
+
+
+def _analyzed(name: str, analyzed: analyses.Analyzed, more: str = "") -> None:
+    result = analyzed.result
+    print(
+        f"  {f'{name}, threshold {analyzed.threshold}':34}{analyzed.seconds:10,.2f} s"
+        f"   {result['documents']:,} documents, {result['pairs']:,} pairs, {result['clusters']:,} clusters{more}"
+        f"\n  {'':34}{'':10}     {result['plan']['parts']} {result['plan']['kind']}, "
+        + ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in result["seconds"].items())
+    )
 
 
 def _under_load(measured: rebuild_under_load.UnderLoad) -> None:

@@ -53,13 +53,13 @@ def fill(conninfo: str, size: int) -> Filled:
     return Filled(size, [near(simhash) for simhash in random.Random(2).sample(simhashes, min(size, 1000))])
 
 
-def load(connection: psycopg.Connection, simhashes: list[int]) -> None:
+def load(connection: psycopg.Connection, simhashes: list[int], collection: str = COLLECTION) -> None:
     """A collection with a document for each fingerprint, written by COPY; vacuumed."""
-    collection_id = _create_collection(connection)
+    collection_id = _create_collection(connection, collection)
     _copy(
         connection,
         b"COPY fingerprint (collection_id, simhash) FROM STDIN",
-        (f"{collection_id}\t{simhash}\n" for simhash in simhashes),
+        (f"{collection_id}\t{simhash}\n" for simhash in dict.fromkeys(simhashes)),
     )
     _copy(
         connection,
@@ -72,13 +72,13 @@ def load(connection: psycopg.Connection, simhashes: list[int]) -> None:
     connection.execute(b"VACUUM (ANALYZE)")
 
 
-def _create_collection(connection: psycopg.Connection) -> int:
+def _create_collection(connection: psycopg.Connection, name: str) -> int:
     row = connection.execute(
         """
         INSERT INTO collection (name, tokenizer, shingle_size, bits, min_words, store_text)
         VALUES (%s, %s, %s, %s, %s, true) RETURNING id
         """,
-        (COLLECTION, ARTICLE.tokenizer, ARTICLE.shingle_size, ARTICLE.bits, ARTICLE.min_words),
+        (name, ARTICLE.tokenizer, ARTICLE.shingle_size, ARTICLE.bits, ARTICLE.min_words),
     ).fetchone()
     assert row is not None  # noqa: S101  RETURNING
     return int(row[0])

@@ -249,13 +249,15 @@ class Analysis:
         different = await to_thread.run_sync(sample_differences, there.values)
         needed = self._needed(size, expected_pairs(different, size, there.bits, self._threshold))
         await watched.plan(needed, self._most)
-        plan = choose_plan(different, size, there.bits, self._threshold)
+        plan = await to_thread.run_sync(choose_plan, different, size, there.bits, self._threshold)
         pairs, selection = PairList(), None
         based_on = await analyses.base(connection, collection.id, self._threshold)
         if based_on is not None:
             known = await analyses.known_fingerprints(connection, based_on.id)
-            fresh = ~_among(there.simhashes, known)
-            fresh_plan = choose_plan(different, size, there.bits, self._threshold, int(fresh.sum()))
+            fresh = ~await to_thread.run_sync(_among, there.simhashes, known)
+            fresh_plan = await to_thread.run_sync(
+                choose_plan, different, size, there.bits, self._threshold, int(fresh.sum())
+            )
             if fresh_plan.seconds + based_on.pairs * _KNOWN_PAIR_SECONDS < plan.seconds:
                 await self._add_known(connection, based_on.id, there, pairs, watched)
                 plan, selection = fresh_plan, Selection(fresh.astype(np.uint8), wanted=1)
@@ -276,21 +278,21 @@ class Analysis:
     ) -> None:
         """The pairs of an earlier analysis whose fingerprints are both still there."""
         numbered = await analyses.numbered(connection, based_on)
-        index = np.searchsorted(there.simhashes, numbered)
-        is_there = _among(numbered, there.simhashes)
-        start = 0
-        while True:
-            part = await analyses.pairs(connection, based_on, start=start, limit=_PAIRS)
-            if not len(part):
-                return
+        index = await to_thread.run_sync(np.searchsorted, there.simhashes, numbered)
+        is_there = await to_thread.run_sync(_among, numbered, there.simhashes)
+
+        def still_there(part: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
             first, second = part[:, 0], part[:, 1]
             kept = is_there[first] & is_there[second] & (first != second)
             a, b = index[first[kept]], index[second[kept]]
             near = np.bitwise_count(there.values[a] ^ there.values[b]) <= self._threshold
-            a, b = a[near], b[near]
-            pairs.add(np.minimum(a, b), np.maximum(a, b))
+            return np.minimum(a[near], b[near]), np.maximum(a[near], b[near])
+
+        start = 0
+        while len(part := await analyses.pairs(connection, based_on, start=start, limit=_PAIRS)):
+            pairs.add(*await to_thread.run_sync(still_there, part))
             require_memory(self._needed(len(there.simhashes), len(pairs)), self._most)
-            start += len(first)
+            start += len(part)
             await watched.note(0)
 
     async def _clustered(

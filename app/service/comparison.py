@@ -102,13 +102,13 @@ class Comparison:
 
     async def _nearest(self, there: FingerprintSet, others: FingerprintSet, watched: Watched) -> _Near:
         """Of the fingerprints that the others don't have, those that have a neighbour there."""
-        alone = np.setdiff1d(there.simhashes, others.simhashes, assume_unique=True)
+        alone = await to_thread.run_sync(lambda: np.setdiff1d(there.simhashes, others.simhashes, assume_unique=True))
         both = np.concatenate([alone, others.simhashes])
         values = both.view(np.uint64)
         flags = np.full(len(both), _OTHERS, np.uint8)
         flags[: len(alone)] = _STARTING
         different = await to_thread.run_sync(sample_differences, values)
-        plan = choose_plan(different, len(both), there.bits, self._threshold, len(alone))
+        plan = await to_thread.run_sync(choose_plan, different, len(both), there.bits, self._threshold, len(alone))
         # The distance in the higher half, so that the least is the nearest, and of several the first.
         least = np.full(len(alone), _NONE)
         async for step in found(find_pairs(values, plan, Selection(flags, _STARTING | _OTHERS)), plan, watched):

@@ -95,7 +95,7 @@ async def ranking(
     connection: AsyncConnection, collection_id: int, simhashes: NDArray[np.int64], preference: Preference
 ) -> NDArray[np.int64]:
     """The rank of each fingerprint, from 0, by the best of its documents: the best one has the lowest."""
-    values = {"collection_id": collection_id, "simhashes": simhashes.tolist()}
+    values = {"collection_id": collection_id, "simhashes": simhashes}
     row = await (await connection.execute(_RANKING[preference], values, binary=True)).fetchone()
     assert row is not None  # noqa: S101  an aggregate
     order = np.frombuffer(row[0], ">i4")
@@ -108,7 +108,7 @@ async def preferred(
     connection: AsyncConnection, collection_id: int, simhashes: NDArray[np.int64], preference: Preference
 ) -> list[str]:
     """The key of the best document of each fingerprint."""
-    values = {"collection_id": collection_id, "simhashes": simhashes.tolist()}
+    values = {"collection_id": collection_id, "simhashes": simhashes}
     return [row[0] for row in await (await connection.execute(_PREFERRED[preference], values)).fetchall()]
 
 
@@ -250,12 +250,12 @@ async def add_differences(
     simhashes, near, distances = near_new
     values = {
         "threshold": threshold,
-        "simhashes": simhashes.tolist(),
-        "others": near.tolist(),
-        "distances": distances.tolist(),
+        "simhashes": simhashes,
+        "others": near,
+        "distances": distances,
     }
     await connection.execute(_SQL["add_differing"], ids | values)
-    await connection.execute(_SQL["add_gone"], ids | {"simhashes": near_old.tolist()})
+    await connection.execute(_SQL["add_gone"], ids | {"simhashes": near_old})
     rows = await (await connection.execute(_SQL["count_differences"], {"id": analysis_id})).fetchall()
     return {(Change(status), distance): count for status, distance, count in rows}
 

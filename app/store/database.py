@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from psycopg import (
     AsyncConnection,
     AsyncTransaction,
@@ -21,6 +22,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from app.core.errors import OverloadedError, QueryTimeoutError, UnavailableError
 from app.settings import Settings
+from app.store.arrays import BigintsDumper
 
 APPLICATION_NAME = "tiroir"
 
@@ -143,6 +145,7 @@ async def snapshot(conninfo: str, settings: Settings) -> AsyncGenerator[AsyncCon
     What it writes is there after the body, or not at all. It keeps nobody waiting, but it may not idle for a minute.
     """
     async with await connect_for_operation(conninfo, settings) as connection:
+        connection.adapters.register_dumper(np.ndarray, BigintsDumper)
         await connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)
         async with connection.transaction():
             await connection.execute(_SET_LOCAL, [["idle_in_transaction_session_timeout"], [_SNAPSHOT_IDLE]])

@@ -15,7 +15,9 @@ from psycopg.pq import TransactionStatus
 from app.core.layout import cut
 from app.core.model import Json, Operation, OperationKind, OperationStatus, Outcome, StoredLayout
 from app.runtime import Process, Services, process
+from app.service.analysis import Analysis
 from app.service.audit import Audit
+from app.service.comparison import Comparison
 from app.service.documents import NewDocument
 from app.service.fingerprinting import Simhash
 from app.service.near_duplicates import Options
@@ -115,7 +117,12 @@ class Worker:
         def audit(session: AsyncConnection, operation: Operation, _: Progress) -> Audit:
             return Audit(session, operation, WatchedProgress(session, operation, at))
 
-        kinds = {OperationKind.REBUILD: rebuild, OperationKind.AUDIT: audit}
+        def analysis(session: AsyncConnection, operation: Operation, _: Progress) -> Analysis | Comparison:
+            kind = Comparison if "against" in operation.parameters else Analysis
+            progress = WatchedProgress(session, operation, at)
+            return kind(self.process.conninfo, self.process.settings, session, operation, progress)
+
+        kinds = {OperationKind.REBUILD: rebuild, OperationKind.AUDIT: audit, OperationKind.ANALYSIS: analysis}
         operator = Operator(self.process.conninfo, self.process.settings, self.process.database, kinds)
         with anyio.fail_after(2 * SECONDS):
             await operator.perform(operation_id)

@@ -53,14 +53,14 @@ SELECT %(id)s::int, d.key,
             ELSE 'new' END,
        CASE WHEN e.key IS NOT NULL THEN bit_count((d.simhash # e.simhash)::bit(64))
             WHEN c.same_content IS NOT NULL OR c.same_fingerprint IS NOT NULL THEN 0
-            ELSE n.distance END,
+            ELSE n.distance::smallint END,
        CASE WHEN e.key IS NOT NULL THEN e.key
             ELSE coalesce(c.same_content, c.same_fingerprint, (
                 SELECT key FROM document
                 WHERE collection_id = %(against_id)s::int AND simhash = n.other ORDER BY key LIMIT 1)) END
 FROM document d
 LEFT JOIN document e ON e.collection_id = %(against_id)s::int AND e.key = d.key
-LEFT JOIN unnest(%(simhashes)b::bigint[], %(others)b::bigint[], %(distances)b::smallint[]) n (simhash, other, distance)
+LEFT JOIN unnest(%(simhashes)b::bigint[], %(others)b::bigint[], %(distances)b::bigint[]) n (simhash, other, distance)
        ON n.simhash = d.simhash
 CROSS JOIN LATERAL (
     SELECT (SELECT key FROM document
