@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 DATA = Path(__file__).parent.parent / "data"
@@ -96,7 +98,31 @@ def random_words(rng: Random, count: int) -> list[bytes]:
 
 
 @cache
+def real_documents(name: str) -> tuple[int, ...]:
+    """The fingerprints of a sample, equal ones included, in its order."""
+    lines = gzip.decompress((DATA / f"{name}.hex.gz").read_bytes()).decode().split()
+    return tuple(signed(int(line, 16)) for line in lines)
+
+
+@cache
 def real_fingerprints(name: str) -> tuple[int, ...]:
     """The distinct fingerprints of a sample, in its order."""
-    lines = gzip.decompress((DATA / f"{name}.hex.gz").read_bytes()).decode().split()
-    return tuple(dict.fromkeys(signed(int(line, 16)) for line in lines))
+    return tuple(dict.fromkeys(real_documents(name)))
+
+
+def as_array(fingerprints: Iterable[int]) -> NDArray[np.uint64]:
+    return np.array([fingerprint % 2**64 for fingerprint in fingerprints], np.uint64)
+
+
+def distances(fingerprints: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Of each with each, one binary digit after the other."""
+    digits = np.unpackbits(fingerprints.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
+    apart = np.zeros((len(digits), len(digits)), np.uint8)
+    for column in np.ascontiguousarray(digits.T):
+        apart += column[:, None] != column
+    return apart
+
+
+def near_pairs(apart: NDArray[np.uint8], threshold: int) -> NDArray[np.int64]:
+    """All pairs within the threshold, one a row, each once, the lower index first, in order."""
+    return np.argwhere(np.triu(apart <= threshold, 1))
