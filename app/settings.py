@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -11,10 +12,21 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+_CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
+_LEAST_ANALYSIS_MEMORY = 128
+
 
 def default_data_dir() -> Path:
     """/var/lib/tiroir for root, whose home other accounts can't enter; else the user's data directory."""
     return Path("/var/lib/tiroir") if os.geteuid() == 0 else user_data_path("tiroir")
+
+
+def default_analysis_memory() -> int:
+    """Half of the megabytes that the machine has, or the container that we are in."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with suppress(OSError, ValueError):  # there is none, or it says "max"
+        limits.append(int(_CONTAINER_MEMORY.read_text()))
+    return max(_LEAST_ANALYSIS_MEMORY, min(limits) // 2_000_000)
 
 
 class Settings(BaseSettings):
@@ -59,7 +71,9 @@ class Settings(BaseSettings):
         default=21_600.0, gt=0, le=604_800, description="Seconds that one statement of an operation may take."
     )
     analysis_memory: int = Field(
-        default=1024, ge=64, description="Megabytes that one analysis may take; one that needs more is refused."
+        default_factory=default_analysis_memory,
+        ge=_LEAST_ANALYSIS_MEMORY,
+        description="Megabytes that one analysis may take; one that needs more is refused.",
     )
     layout_grace: float = Field(
         default=30.0, ge=0, le=86_400, description="Seconds that the old bands stay after a rebuild has switched."

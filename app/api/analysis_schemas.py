@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas import CollectionName, PageParameters, Request, Threshold, whole_number
@@ -10,7 +10,7 @@ from app.core.model import Change, Clustering, Preference
 from app.service.analyses import NewAnalysis
 
 ClusterNumber = Annotated[int, Field(ge=1, le=2**31 - 1, examples=[1]), BeforeValidator(whole_number)]
-ContentHash = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
+ContentHash = Annotated[str, Field(pattern="^[0-9a-f]{32}$", examples=["0123456789abcdef" * 2])]
 
 
 class NewAnalysisRequest(Request):

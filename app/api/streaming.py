@@ -38,10 +38,13 @@ class WholeOrCut(StreamingResponse):
 
 
 def described(row: type[Row]) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI's description of the streams of a route."""
+    """OpenAPI's description of the streams of a route; its pages have described the rows."""
     return {
         200: {
-            "content": {ndjson.MEDIA_TYPE: {"schema": row.model_json_schema()}, CSV: {"schema": {"type": "string"}}},
+            "content": {
+                ndjson.MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{row.__name__}"}},
+                CSV: {"schema": {"type": "string"}},
+            },
             "description": "A page; with `Accept: application/x-ndjson` or `text/csv` all of them, a line each.",
         }
     }

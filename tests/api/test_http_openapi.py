@@ -87,6 +87,18 @@ async def test_every_route_is_described(document: dict[str, Any]) -> None:
         "POST /v1/collections/{collection}/near-duplicates/batch",
         "POST /v1/collections/{collection}/import",
         "GET /v1/collections/{collection}/export",
+        "POST /v1/collections/{collection}/analyses",
+        "GET /v1/collections/{collection}/analyses",
+        "GET /v1/collections/{collection}/analyses/{id}",
+        "DELETE /v1/collections/{collection}/analyses/{id}",
+        "POST /v1/collections/{collection}/analyses/{id}/cancel",
+        "GET /v1/collections/{collection}/analyses/{id}/clusters",
+        "GET /v1/collections/{collection}/analyses/{id}/clusters/{cluster}",
+        "GET /v1/collections/{collection}/analyses/{id}/pairs",
+        "GET /v1/collections/{collection}/analyses/{id}/documents",
+        "GET /v1/collections/{collection}/analyses/{id}/differences",
+        "GET /v1/collections/{collection}/exact-duplicates",
+        "GET /v1/collections/{collection}/exact-duplicates/{content_hash}",
         "POST /v1/near-duplicates",
         "POST /v1/near-duplicates/batch",
         "POST /v1/fingerprints",
@@ -129,6 +141,8 @@ async def test_every_operation_documents_the_problems_that_it_answers(document: 
         if path.startswith("/v1/near-duplicates") or "{id}" in path:
             expected |= {404}
         if path.endswith("/cancel") or (method, path) == ("post", "/v1/admin/rebuilds"):
+            expected |= {409}
+        if "/analyses/{id}" in path and (method, path) != ("get", "/v1/collections/{collection}/analyses/{id}"):
             expected |= {409}
         assert expected <= set(errors), (method, path)
         for status, answer in errors.items():
@@ -224,6 +238,21 @@ REQUESTS: list[tuple[str, str, object]] = [
     ("GET", "/v1/collections/nothing/export", None),
     ("POST", f"{SHOP}/documents/delete", {"keys": ["e", "nothing"]}),
     ("POST", "/v1/collections/nothing/documents/delete", {"keys": ["e"]}),
+    ("POST", f"{SHOP}/analyses", {"threshold": 3, "clusters": "star", "representative": "longest"}),
+    ("POST", f"{SHOP}/analyses", {"against": "new"}),
+    ("POST", f"{SHOP}/analyses", {"against": "nothing"}),
+    ("GET", f"{SHOP}/analyses?limit=1", None),
+    ("GET", f"{SHOP}/analyses/1", None),
+    ("GET", f"{SHOP}/analyses/1/clusters", None),
+    ("GET", f"{SHOP}/analyses/1/clusters/1", None),
+    ("GET", f"{SHOP}/analyses/1/pairs", None),
+    ("GET", f"{SHOP}/analyses/1/documents", None),
+    ("GET", f"{SHOP}/analyses/2/differences", None),
+    ("DELETE", f"{SHOP}/analyses/1", None),
+    ("POST", f"{SHOP}/analyses/1/cancel", None),
+    ("DELETE", f"{SHOP}/analyses/1", None),
+    ("GET", f"{SHOP}/exact-duplicates", None),
+    ("GET", f"{SHOP}/exact-duplicates/{'0' * 32}", None),
     ("DELETE", f"{SHOP}/documents/d", None),
     ("DELETE", f"{SHOP}/document?key=d", None),
     ("DELETE", "/v1/collections/new", None),
@@ -259,7 +288,12 @@ def _path_of(document: dict[str, Any], url: str) -> str:
     if group == "admin":
         return "/".join([*path.split("/")[:4], "{id}", *rest[1:]])
     assert group == "collections"
-    return "/".join(["/v1/collections/{collection}", *rest[:1], *(["{key}"] if rest[1:] else [])])
+    names = {
+        "documents": ["{key}"],
+        "analyses": ["{id}", *rest[2:3], "{cluster}"],
+        "exact-duplicates": ["{content_hash}"],
+    }
+    return "/".join(["/v1/collections/{collection}", *rest[:1], *names[rest[0]][: len(rest) - 1]])
 
 
 async def test_answers_are_as_described(client: AsyncClient, document: dict[str, Any]) -> None:
@@ -276,8 +310,8 @@ async def test_answers_are_as_described(client: AsyncClient, document: dict[str,
         if answer.status_code == 204:
             assert (answer.content, "content" in described) == (b"", False)
             continue
-        [(media_type, content)] = described["content"].items()
-        assert answer.headers["content-type"] == media_type
+        media_type = answer.headers["content-type"]
+        content = described["content"][media_type]
         if media_type == LINES:  # described by the schema of the lines that an import takes
             assert content == {}
             _, line = body_of(document, document["paths"]["/v1/collections/{collection}/import"]["post"]) or ("", {})
@@ -299,6 +333,7 @@ async def test_a_parameter_that_nobody_knows_is_refused_by_every_route(
         if path in HEALTH:
             continue
         url = path.replace("{collection}", "shop").replace("{key}", "a").replace("{id}", "1")
+        url = url.replace("{cluster}", "1").replace("{content_hash}", "0" * 32)
         known = "&".join(
             f"{parameter['name']}={parameter['schema']['examples'][0]}"
             for parameter in operation.get("parameters", [])

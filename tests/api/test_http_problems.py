@@ -63,6 +63,15 @@ ALLOWED = {
     "/v1/collections/shop/near-duplicates/batch": "POST",
     "/v1/collections/shop/import": "POST",
     "/v1/collections/shop/export": "GET",
+    "/v1/collections/shop/analyses": "GET, POST",
+    "/v1/collections/shop/analyses/1": "GET, DELETE",
+    "/v1/collections/shop/analyses/1/cancel": "POST",
+    "/v1/collections/shop/analyses/1/clusters": "GET",
+    "/v1/collections/shop/analyses/1/clusters/1": "GET",
+    "/v1/collections/shop/analyses/1/pairs": "GET",
+    "/v1/collections/shop/analyses/1/documents": "GET",
+    "/v1/collections/shop/analyses/1/differences": "GET",
+    "/v1/collections/shop/exact-duplicates": "GET",
     "/v1/near-duplicates": "POST",
     "/v1/near-duplicates/batch": "POST",
     "/v1/fingerprints": "POST",
@@ -127,6 +136,7 @@ BY_ONE_REQUEST: dict[str, tuple[str, str, bytes, dict[str, str]]] = {
     "collection_not_found": ("GET", "/v1/collections/nothing", b"", {}),
     "document_not_found": ("GET", f"{SHOP}/documents/nothing", b"", {}),
     "operation_not_found": ("GET", "/v1/admin/audits/1", b"", {}),
+    "analysis_not_found": ("GET", f"{SHOP}/analyses/1", b"", {}),
     "method_not_allowed": ("PATCH", "/v1/collections", b"", {}),
     "collection_exists": ("POST", "/v1/collections", b'{"name": "shop", "store_text": false}', JSON),
     "body_too_large": ("POST", "/v1/collections", b" " * 5000, JSON),
@@ -150,7 +160,7 @@ async def test_every_code_is_met(settings: Settings, database: str) -> None:
         met[answer.json()["code"]] = answer.status_code
 
     limits = {"max_body_bytes": 4096, "pool_min_size": 1, "pool_max_size": 1, "pool_timeout": 1, "lock_timeout": 2}
-    queued = {"run_operations": False}
+    queued = {"run_operations": False, "analysis_memory": 1}
     async with client_of(settings.model_copy(update=limits | queued)) as client:
         await put(client, "a", text=text_of(30))
         await ok(client, "POST", "/v1/collections", WIDE)
@@ -162,6 +172,10 @@ async def test_every_code_is_met(settings: Settings, database: str) -> None:
         cancel = f"{begun.headers['location']}/cancel"
         await ok(client, "POST", cancel)
         await ask(client, "POST", cancel, b"", {})
+        await ask(client, "POST", f"{SHOP}/analyses", b"{}", JSON)
+        await ok(client, "POST", "/v1/collections", {"name": "earlier"})
+        compared = await client.post(f"{SHOP}/analyses", content=b'{"against": "earlier"}', headers=JSON)
+        await ask(client, "GET", f"{compared.headers['location']}/differences", b"", {})
         with locked(database, "document"):
             async with create_task_group() as tasks:
                 tasks.start_soon(ask, client, *LOOKUP)  # waits for the lock until lock_timeout

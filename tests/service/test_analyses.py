@@ -687,12 +687,14 @@ async def test_the_same_key_finds_the_same_analysis(reports: Reports) -> None:
 
 
 async def test_what_memory_cannot_hold_is_refused_before_it_begins(settings: Settings) -> None:
-    small = settings.model_copy(update={"analysis_memory": 64})
+    small = settings.model_copy(update={"analysis_memory": 130})
     async with process(small) as parts:
         reports = Reports(Worker(parts), Pages(parts.services))
         await stored_by(reports, uniform(Random(1), 3000, 63))
-        with pytest.raises(AnalysisTooLargeError, match="MB, and TIROIR_ANALYSIS_MEMORY allows 64"):
-            await reports.begin(40)
+        await reports.begin(3, Clustering.STAR)
+        await reports.begin(40)
+        with pytest.raises(AnalysisTooLargeError, match="MB, and TIROIR_ANALYSIS_MEMORY allows 130"):
+            await reports.begin(40, Clustering.STAR)
 
 
 async def test_memory_is_stated_before_pairs_are_sought(reports: Reports) -> None:

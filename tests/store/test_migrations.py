@@ -41,7 +41,12 @@ def refusal(conninfo: str) -> str:
 # Several at once
 
 WAITING = "waiting for the migrations of another process"
-ALL = ["Running upgrade  -> 0001", "Running upgrade 0001 -> 0002", "Running upgrade 0002 -> 0003"]
+ALL = [
+    "Running upgrade  -> 0001",
+    "Running upgrade 0001 -> 0002",
+    "Running upgrade 0002 -> 0003",
+    "Running upgrade 0003 -> 0004",
+]
 
 
 def upgrades(caplog: pytest.LogCaptureFixture) -> list[str]:
