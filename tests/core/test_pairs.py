@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from oracles import THRESHOLDS, as_array, ball, distances, near_pairs, real_documents, real_fingerprints
+from oracles import THRESHOLDS, as_array, ball, distances, near_pairs, real_fingerprints
 
 from app.core.pairs import (
     SAMPLE,
@@ -314,31 +314,60 @@ def test_never_fewer_pairs_are_expected_than_of_random_fingerprints() -> None:
 
 
 @cache
-def crowd(source: str, count: int | None) -> tuple[Fingerprints, NDArray[np.uint8]]:
-    """So many fingerprints, or all of them with those that are equal, and how far they are apart."""
-    everything = real_documents(source) if count is None else real_fingerprints(source)[:count]
-    fingerprints = as_array(everything)
+def crowd(source: str) -> tuple[Fingerprints, NDArray[np.uint8]]:
+    """Some of its fingerprints, and how far they are apart."""
+    fingerprints = as_array(real_fingerprints(source)[:COUNT])
     return fingerprints, distances(fingerprints)
 
 
-# The number of fingerprints; None: all, in which some are equal.
-AMOUNTS = [
-    pytest.param("real_one_site", 1_000),
-    pytest.param("real_mixed", 1_000),
-    pytest.param("real_one_site", None, marks=pytest.mark.long),
-    pytest.param("real_mixed", None, marks=pytest.mark.long),
-]
+COUNT = 1_000  # fingerprints, for every family; the chosen plan has whole samples below
 
 
 @pytest.mark.parametrize("threshold", range(11))
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(("source", "count"), AMOUNTS)
+@pytest.mark.parametrize("source", SOURCES)
 def test_the_pairs_of_real_fingerprints_are_those_of_brute_force(
-    source: str, count: int | None, name: str, threshold: int
+    source: str, name: str, threshold: int
 ) -> None:
-    fingerprints, apart = crowd(source, count)
+    fingerprints, apart = crowd(source)
     expected = near_pairs(apart, threshold)
     for plan in family(name, fingerprints, threshold):
+        assert_same(found(fingerprints, plan), expected, plan)
+
+
+@cache
+def near_of(source: str) -> tuple[Fingerprints, NDArray[np.int64], NDArray[np.uint8]]:
+    """Fingerprints, their pairs within ten bits, and the distance of each: every pair is looked at."""
+    fingerprints = as_array(real_fingerprints(source))
+    first: list[NDArray[np.int64]] = []
+    second: list[NDArray[np.int64]] = []
+    for row in range(len(fingerprints)):
+        near = row + 1 + np.flatnonzero(np.bitwise_count(fingerprints[row + 1 :] ^ fingerprints[row]) <= 10)
+        first.append(np.full(len(near), row))
+        second.append(near)
+    pairs = np.stack([np.concatenate(first), np.concatenate(second)], axis=1)
+    return fingerprints, pairs, np.bitwise_count(fingerprints[pairs[:, 0]] ^ fingerprints[pairs[:, 1]])
+
+
+@pytest.mark.parametrize("threshold", range(11))
+@pytest.mark.parametrize(("source", "count"), [("real_one_site", 2686), ("real_mixed_20000", 19274)])
+def test_all_pairs_of_whole_samples(source: str, count: int, threshold: int) -> None:
+    fingerprints, pairs, apart = near_of(source)
+    assert len(fingerprints) == count
+    for plan in family("chosen", fingerprints, threshold):
+        assert_same(found(fingerprints, plan), pairs[apart <= threshold], plan)
+
+
+@pytest.mark.parametrize("threshold", [3, 5])
+def test_a_bucket_that_is_far_too_full_is_looked_through(threshold: int) -> None:
+    """A third of all share one band, and some of these are near."""
+    rng = np.random.default_rng(threshold)
+    fingerprints = rng.integers(0, 2**63, 6000, dtype=np.uint64)
+    fingerprints[:1800] = fingerprints[:1800] & ~np.uint64(0xFFFF << 16) | np.uint64(0xABCD << 16)
+    fingerprints[:300] = fingerprints[300:600] ^ (np.uint64(1) << rng.integers(0, 63, 300, dtype=np.uint64))
+    expected = near_pairs(distances(fingerprints), threshold)
+    assert len(expected) >= 300
+    for plan in (*family("chosen", fingerprints, threshold), *family("bands", fingerprints, threshold)):
         assert_same(found(fingerprints, plan), expected, plan)
 
 
@@ -464,11 +493,11 @@ def two_sides(size: int, number: int) -> Selection:
 
 @pytest.mark.parametrize("threshold", [0, 1, 3, 6, 10])
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(("source", "count"), AMOUNTS)
+@pytest.mark.parametrize("source", SOURCES)
 def test_the_pairs_of_fresh_rows_and_of_two_sides_are_those_of_brute_force(
-    source: str, count: int | None, name: str, threshold: int
+    source: str, name: str, threshold: int
 ) -> None:
-    fingerprints, apart = crowd(source, count)
+    fingerprints, apart = crowd(source)
     size = len(fingerprints)
     pairs = near_pairs(apart, threshold)
     for selection in (fresh(size, 20), fresh(size, 1), two_sides(size, 3), two_sides(size, 100)):
@@ -479,7 +508,7 @@ def test_the_pairs_of_fresh_rows_and_of_two_sides_are_those_of_brute_force(
 
 
 def test_a_row_without_a_flag_starts_nothing() -> None:
-    fingerprints, apart = crowd("real_mixed", 1_000)
+    fingerprints, apart = crowd("real_mixed")
     pairs = near_pairs(apart, 3)
     for all_of, flag in ((1, 0), (3, 1), (3, 2)):
         selection = Selection(np.full(len(fingerprints), flag, np.uint8), all_of)

@@ -157,21 +157,11 @@ NOTHING = dict.fromkeys(TABLES, 0)
 # What all pairs say
 
 
-def graph_of(stored: dict[str, int], threshold: int) -> nx.Graph:
-    """Documents, each connected with those within the threshold."""
-    graph: nx.Graph = nx.Graph()
-    graph.add_nodes_from(stored)
-    graph.add_weighted_edges_from(
-        (a, b, distance(stored[a], stored[b]))
-        for a, b in combinations(stored, 2)
-        if distance(stored[a], stored[b]) <= threshold
-    )
-    return graph
-
-
 def components_of(stored: dict[str, int], threshold: int) -> set[frozenset[str]]:
-    found = map(frozenset, nx.connected_components(graph_of(stored, threshold)))
-    return {component for component in found if len(component) > 1}
+    """What chains of documents within the threshold connect: more than one."""
+    graph: nx.Graph[str] = nx.Graph()
+    graph.add_edges_from((a, b) for a, b in combinations(stored, 2) if distance(stored[a], stored[b]) <= threshold)
+    return {frozenset(component) for component in nx.connected_components(graph)}
 
 
 def histogram_of(stored: dict[str, int], threshold: int) -> list[int]:
@@ -267,7 +257,7 @@ async def test_stars_are_near_their_representatives_who_are_the_oldest_and_apart
         assert all(each.distance == distance(stored[each.key], stored[min(keys)]) for each in listed)
         centres.append(min(keys))
     assert all(distance(stored[a], stored[b]) > threshold for a, b in combinations(centres, 2))
-    flagged = set().union(*components_of(stored, threshold))
+    flagged = {key for component in components_of(stored, threshold) for key in component}
     in_a_star = [each.key for listed in members.values() for each in listed]
     assert len(in_a_star) == len(set(in_a_star))
     # A fingerprint whose neighbours all went to other stars stands alone, and is one of these clusters.
@@ -295,7 +285,8 @@ async def test_pairs_of_real_fingerprints_are_those_of_brute_force(reports: Repo
         each.simhash: each.nearest for each in await reports.flagged(analyzed, limit=500) if each.simhash is not None
     }
     assert nearest == {
-        simhash: min(away for pair, away in expected.items() if simhash in pair) for simhash in set().union(*expected)
+        simhash: min(away for pair, away in expected.items() if simhash in pair)
+        for simhash in frozenset[int]().union(*expected)
     }
 
 
@@ -735,7 +726,7 @@ async def test_the_list_of_documents_tells_which_are_flagged(
     with pytest.raises(AnalysisNotFoundError):
         await reports.worker.services.analyses.flagged(reports.pages.name, is_flagged=True, after="", limit=5)
     await reports.run()
-    expected = set().union(*components_of(stored, 3))
+    expected = {key for component in components_of(stored, 3) for key in component}
     for is_flagged in (True, False):
         found: list[str] = []
         after: str | None = ""
