@@ -19,6 +19,7 @@ from bench import analyses, data, imports, kernel, lookups, rebuild, rebuild_und
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--size", type=int, default=100_000, help="documents")
+    parser.add_argument("--queries", type=int, default=1000, help="looked up one by one and at once, 1,000 at most")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load over HTTP")
     parser.add_argument("--load-size", type=int, default=200_000, help="documents while the bands are rebuilt")
     parser.add_argument("--texts", type=int, default=20_000, help="documents imported with text")
@@ -35,11 +36,11 @@ def main() -> None:
             conninfo = server.dsn()
             migrate(conninfo, connect_timeout=10)
             start = time.perf_counter()
-            filled = data.fill(conninfo, asked.size)
+            filled = data.fill(conninfo, asked.size, asked.queries)
             print(f"\n{asked.size:,} documents loaded in {time.perf_counter() - start:.0f} s, uniform fingerprints")
             settings = Settings(database_url=SecretStr(conninfo), layout_grace=0)
-            _lookups(uvloop.run(lookups.measure(settings, filled)))
-            _serving(serving.measure(conninfo, filled, asked.seconds))
+            _lookups(uvloop.run(lookups.measure(settings, filled)), len(filled.queries))
+            _serving(serving.measure(conninfo, filled, asked.seconds), len(filled.queries))
             _imports(imports.measure(conninfo, asked.texts, 5 * asked.texts, asked.import_bytes), kernel_seconds)
             _rebuilt(uvloop.run(rebuild.measure(settings)))
             _analyses(analyses.measure(conninfo, asked.size, asked.mixed))
@@ -57,7 +58,7 @@ def _fingerprinting() -> float:
     return times["kernel"] / 1e6
 
 
-def _lookups(measured: lookups.Lookups) -> None:
+def _lookups(measured: lookups.Lookups, queries: int) -> None:
     print("A lookup, documents joined, one session, median")
     print(f"  {'full scan':34}{measured.full_scan * 1e6:10,.0f} µs")
     print(
@@ -72,16 +73,16 @@ def _lookups(measured: lookups.Lookups) -> None:
         )
         batch = measured.batch[threshold]
         print(
-            f"  {f'threshold {threshold}, of {lookups.BATCH:,} at once':34}{batch * 1e6:10,.0f} µs"
+            f"  {f'threshold {threshold}, of {queries:,} at once':34}{batch * 1e6:10,.0f} µs"
             f"{_ratio(seconds, batch, 'one by one')}"
         )
 
 
-def _serving(measured: serving.Serving) -> None:
+def _serving(measured: serving.Serving, queries: int) -> None:
     print("Over HTTP, one serving process, 8 connections")
     for name, load in (("an endpoint that does nothing", measured.idle), ("lookups at threshold 3", measured.lookups)):
         print(f"  {name:34}{load.per_second:10,.0f} /s   p50 {load.p50 * 1e3:.1f} ms   p99 {load.p99 * 1e3:.1f} ms")
-    print(f"  {f'lookups, {lookups.BATCH:,} a request':34}{measured.batched_per_second:10,.0f} /s   2 connections")
+    print(f"  {f'lookups, {queries:,} a request':34}{measured.batched_per_second:10,.0f} /s   2 connections")
     share = measured.lookups.per_second / measured.idle.per_second
     print(f"  {'lookups / nothing':34}{share:10.2f}")
     if measured.resident_megabytes is not None:

@@ -43,14 +43,14 @@ def uniform(size: int, seed: int) -> NDArray[np.int64]:
     return generator.permutation(drawn)[:size]
 
 
-def fill(conninfo: str, size: int) -> Filled:
+def fill(conninfo: str, size: int, queries: int) -> Filled:
     """Writes `size` documents as the service would have written them, and the article's table."""
     simhashes = uniform(size, seed=1).tolist()
     with psycopg.connect(conninfo, autocommit=True) as connection:
         load(connection, simhashes)
         for statement in (*_ARTICLE_TABLE, b"VACUUM (ANALYZE)"):
             connection.execute(statement)
-    return Filled(size, [near(simhash) for simhash in random.Random(2).sample(simhashes, min(size, 1000))])
+    return Filled(size, [near(simhash) for simhash in random.Random(2).sample(simhashes, min(size, queries))])
 
 
 def load(connection: psycopg.Connection, simhashes: list[int], collection: str = COLLECTION) -> None:

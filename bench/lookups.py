@@ -20,7 +20,6 @@ THRESHOLDS = (3, 5, 7, 10, 12, 15)
 LIMIT = 20
 _SCANS = 15  # a scan takes long and varies little
 _BATCHES = 7
-BATCH = 1000  # at most, queries of a statement
 
 # What both yardsticks run under: plans made once, as ours are, and no parallel workers, which take as long to start
 # as our lookups take. The planner may read the table as it likes.
@@ -49,7 +48,7 @@ class Lookups:
     """Median seconds a lookup."""
 
     statement: dict[int, float]  # by threshold
-    batch: dict[int, float]  # by threshold, of a thousand in one statement
+    batch: dict[int, float]  # by threshold, of all queries in one statement
     full_scan: float
     article: float
 

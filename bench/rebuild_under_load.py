@@ -17,6 +17,7 @@ from bench.rebuild_load import Answered, Kind, Load, Oracle, documents, fill, un
 
 BANDS = (3, 8, 4)  # one after the other, from the four that there are
 _BEFORE_SECONDS = 20.0
+_MOST_GRACE = 3.0  # seconds that the old bands stay, so that some requests meet both
 _POLL_SECONDS = 0.1
 _DATABASE = "under_load"
 
@@ -46,7 +47,7 @@ def measure(conninfo: str, size: int, seconds: float = _BEFORE_SECONDS) -> Under
     own = make_conninfo(conninfo, dbname=_DATABASE)
     migrate(own, connect_timeout=10)
     fill(own, stored)
-    with serving.service(own, layout_grace=3) as (port, _):
+    with serving.service(own, layout_grace=min(seconds, _MOST_GRACE)) as (port, _):
         url = f"http://127.0.0.1:{port}"
         with under_load([url], Oracle(stored), stored) as load, Client(base_url=url) as admin:
             time.sleep(seconds / 4)  # until caches and plans are warm

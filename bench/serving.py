@@ -30,7 +30,7 @@ _PATIENCE = 60  # seconds
 class Serving:
     idle: Load
     lookups: Load
-    batched_per_second: float  # lookups, a thousand a request
+    batched_per_second: float  # lookups, all queries a request
     resident_megabytes: float | None  # of the process before its first request; None where /proc isn't
 
 
