@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from random import Random
 
 import psycopg
@@ -48,12 +48,12 @@ class Family:
     fingerprints: tuple[int, ...]
     queries: tuple[int, ...]
 
-    @property
+    @cached_property
     def orphans(self) -> tuple[int, ...]:
         """Fingerprints of documents that are gone."""
         return self.fingerprints[5::7]
 
-    @property
+    @cached_property
     def documents(self) -> list[Stored]:
         """Some fingerprints have a few documents, most have one, the orphans none."""
         gone = set(self.orphans)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import cycle, islice
 from random import Random
 from typing import Any
@@ -45,6 +46,7 @@ PARTS = ("part-b", "part-a", "part-c")
 TWICE = 5
 
 
+@cache
 def dealt(part: int) -> list[Stored]:
     """The same keys, with the same fingerprints and with others, are in several collections."""
     documents = families()["planted_64_bits"].documents
@@ -317,6 +319,7 @@ BAND_INDEXES = [f"fingerprint_b{band}_idx" for band in range(4)]
 QUERIES = uniform(Random(11), 50, 63)
 
 
+@cache
 def large() -> list[Stored]:
     random = Random(3)
     near = [flipped(query, random.sample(range(63), away)) for query in QUERIES[:10] for away in range(1, 8)]
