@@ -2,9 +2,10 @@
 
 import signal
 import tempfile
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
 from shutil import rmtree
@@ -78,10 +79,24 @@ def throwaway_server(binaries: Binaries) -> Generator[Server]:
         rmtree(base)
 
 
-@pytest.fixture(scope="session", params=_one_of_each_version(), ids=lambda binaries: f"postgresql-{binaries.version}")
-def server(request: pytest.FixtureRequest) -> Generator[Server]:
-    with throwaway_server(request.param) as started:
+Servers = Callable[[Binaries], Server]
+
+
+@pytest.fixture(scope="session")
+def servers() -> Generator[Servers]:
+    """Each is started when it is first asked for and runs until the last test has ended, whoever asks for it next."""
+    with ExitStack() as running:
+
+        @cache
+        def started(binaries: Binaries) -> Server:
+            return running.enter_context(throwaway_server(binaries))
+
         yield started
+
+
+@pytest.fixture(scope="session", params=_one_of_each_version(), ids=lambda binaries: f"postgresql-{binaries.version}")
+def server(request: pytest.FixtureRequest, servers: Servers) -> Server:
+    return servers(request.param)
 
 
 _numbers = count()

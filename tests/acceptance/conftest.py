@@ -29,9 +29,9 @@ def postgres(short_path: Path) -> Generator[EmbeddedPostgres]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Generator[EmbeddedPostgres]:
-    """A server for the databases of a module."""
+    """A server for databases, which have other names in each module."""
     with (
         short_folder() as folder,
         EmbeddedPostgres(folder / "postgres", best_binaries(), options=THROWAWAY_SETTINGS) as postgres,
