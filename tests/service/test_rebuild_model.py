@@ -49,7 +49,7 @@ from tests.store.databases import settings_of
 from tests.store.pages import Pages
 from tests.store.waiting import wait_until, waiting_for_locks
 
-EXAMPLES = int(os.environ.get("REBUILD_MODEL_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("REBUILD_MODEL_EXAMPLES", "12"))
 STEPS = 30
 
 SECONDS = 30  # in which whatever is waited for must come
