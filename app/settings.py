@@ -88,6 +88,10 @@ class Settings(BaseSettings):
         default="info", pattern="^(critical|error|warning|info|debug)$", description="How much is logged."
     )
 
+    @property
+    def analysis_bytes(self) -> int:
+        return self.analysis_memory * 1_000_000
+
     @model_validator(mode="after")
     def _pooler_has_a_database(self) -> Self:
         if self.pooler_url is not None and self.database_url is None:

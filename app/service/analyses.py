@@ -34,10 +34,10 @@ from app.core.model import (
     Preference,
 )
 from app.core.pairs import SAMPLE, bytes_needed, differences, expected_pairs
-from app.service.analysis import too_large
 from app.service.catalog import Catalog
 from app.service.operations import Operations
 from app.service.profiles import Profiles
+from app.service.snapshots import too_large
 from app.settings import Settings
 from app.store import analyses, documents, operations
 from app.store.database import Database, StaleCatalogError
@@ -75,7 +75,7 @@ class Analyses:
         self._catalog = catalog
         self._profiles = profiles
         self._operations = operations_of_all
-        self._most = settings.analysis_memory * 1_000_000
+        self._most = settings.analysis_bytes
 
     async def begin(self, name: str, new: NewAnalysis, *, idempotency_key: str | None) -> Operation:
         """CollectionNotFoundError, SchemesDifferError, or AnalysisTooLargeError where memory can't hold it."""

@@ -1,15 +1,6 @@
-"""The analysis of a collection: all near-duplicates and their clusters, as they are at one moment.
+"""The analysis of a collection: all near-duplicates and their clusters, as they are at one moment."""
 
-One transaction reads the moment and writes what was found, so that a run that is broken off leaves nothing behind and
-begins anew. In between it is arithmetic on arrays, in threads, a fraction of a second at a time.
-"""
-
-import random
-import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -18,170 +9,34 @@ from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
 from app.core.clusters import Clusters, arrange, components, nearest, stars
-from app.core.errors import CollectionNotFoundError
 from app.core.model import Clustering, Collection, Json, Operation, Preference
-from app.core.pairs import (
-    SAMPLE,
-    Fingerprints,
-    PairList,
-    PairPlan,
-    Selection,
-    Step,
-    bytes_needed,
-    choose_plan,
-    differences,
-    expected_pairs,
-    find_pairs,
+from app.core.pairs import PairList, Selection, bytes_needed, choose_plan, expected_pairs, find_pairs
+from app.service.operator import Progress
+from app.service.snapshots import (
+    FingerprintSet,
+    Watched,
+    at_one_moment,
+    collection_of,
+    found,
+    read,
+    require_collections,
+    require_memory,
+    sample_differences,
 )
-from app.service.operator import OperationFailedError, Progress
 from app.settings import Settings
-from app.store import analyses, collections
+from app.store import analyses
 from app.store.analyses import Others
-from app.store.database import snapshot
-
-_REPORT_SECONDS = 0.5
-_STEP_SECONDS = 0.2
-_MEGABYTE = 1_000_000
 
 # Rows that are written in one go.
 _FINGERPRINTS = 50_000
 _CLUSTERS = 5_000
+# Pairs that are looked at together.
 _PAIRS = 1 << 20
 
 # Of reading a pair that an earlier analysis has found, and seeking its fingerprints.
 _KNOWN_PAIR_SECONDS = 300e-9
 
-ALONE = 64  # as the distance to the nearest: there is none within the threshold
-
-
-@dataclass(frozen=True, slots=True)
-class FingerprintSet:
-    """The distinct fingerprints of a collection in ascending order of the signed integers, and their documents."""
-
-    bits: int
-    simhashes: NDArray[np.int64]
-    documents: NDArray[np.int32]  # how many have each
-
-    @property
-    def values(self) -> Fingerprints:
-        return self.simhashes.view(np.uint64)
-
-
-class Watched:
-    """Tells how far an analysis is, not too often, and so keeps the snapshot from idling."""
-
-    def __init__(self, progress: Progress, connection: AsyncConnection) -> None:
-        self._progress = progress
-        self._connection = connection
-        self._reported = 0.0
-        self._phase = ""
-        self._began = 0.0
-        self.seconds: dict[str, Json] = {}
-
-    async def begin(self, phase: str, total: int | None = None) -> None:
-        self.end()
-        self._phase, self._began = phase, time.monotonic()
-        await self._tell(0, total)
-
-    def end(self) -> None:
-        if self._phase:
-            self.seconds[self._phase] = round(time.monotonic() - self._began, 3)
-
-    async def note(self, done: int, total: int | None = None) -> None:
-        if time.monotonic() - self._reported > _REPORT_SECONDS:
-            await self._tell(done, total)
-
-    async def _tell(self, done: int, total: int | None) -> None:
-        self._reported = time.monotonic()
-        await self._progress.report(self._phase, done=done, total=total)
-        await self._connection.execute(b"SELECT")
-
-    async def plan(self, memory_bytes: int, most: int) -> None:
-        """States the memory in advance; OperationFailedError where it is more than is allowed."""
-        self._progress.checkpoint["memory_bytes"] = memory_bytes
-        await self._tell(0, None)
-        require_memory(memory_bytes, most)
-
-
-def require_memory(needed: int, most: int) -> None:
-    if needed > most:
-        raise OperationFailedError(too_large(needed, most))
-
-
-def too_large(needed: int, most: int) -> str:
-    return (
-        f"it needs about {needed / _MEGABYTE:,.0f} MB, and TIROIR_ANALYSIS_MEMORY allows {most / _MEGABYTE:,.0f}:"
-        " allow more, or take a lower threshold"
-    )
-
-
-async def read(connection: AsyncConnection, collection: Collection, watched: Watched) -> FingerprintSet:
-    simhashes = [np.empty(0, np.int64)]
-    documents = [np.empty(0, np.int32)]
-    done = 0
-    async for part, counts in analyses.fingerprints(connection, collection.id):
-        simhashes.append(part)
-        documents.append(counts)
-        done += len(part)
-        await watched.note(done)
-    return FingerprintSet(collection.scheme.bits, np.concatenate(simhashes), np.concatenate(documents))
-
-
-def sample_differences(fingerprints: Fingerprints) -> Fingerprints:
-    """Those of some, chosen at random; always the same ones, so that the same set has the same plan."""
-    size = len(fingerprints)
-    chosen = random.Random(size).sample(range(size), min(size, SAMPLE))  # noqa: S311  no secret
-    return differences(fingerprints[chosen])
-
-
-async def found(steps: Iterator[Step], plan: PairPlan, watched: Watched) -> AsyncGenerator[Step]:
-    """The steps of `find_pairs`, taken in a thread while progress is told."""
-    while True:
-        part = await to_thread.run_sync(_advance, steps)
-        for step in part:
-            yield step
-        if not part:
-            return
-        await watched.note(part[-1].passes, len(plan.passes))
-
-
-def _advance(steps: Iterator[Step]) -> list[Step]:
-    """As many as take a fraction of a second; none at the end."""
-    until = time.monotonic() + _STEP_SECONDS
-    taken: list[Step] = []
-    for step in steps:
-        taken.append(step)
-        if time.monotonic() > until:
-            break
-    return taken
-
-
-@asynccontextmanager
-async def at_one_moment(
-    conninfo: str, settings: Settings, progress: Progress
-) -> AsyncGenerator[tuple[AsyncConnection, datetime, Watched]]:
-    async with snapshot(conninfo, settings) as connection:
-        moment = await analyses.moment(connection)
-        yield connection, moment, Watched(progress, connection)
-
-
-async def require_collections(connection: AsyncConnection, session: AsyncConnection, ids: list[int]) -> None:
-    """Keeps them until the transaction of `connection` ends; OperationFailedError where one has gone.
-
-    `session` sees what is there now.
-    """
-    for collection_id in sorted(ids):
-        await collections.lock_shared(connection, collection_id)
-    if len(await collections.by_ids(session, ids)) < len(ids):
-        raise OperationFailedError("the collection was deleted while it was analysed")
-
-
-async def collection_of(connection: AsyncConnection, collection_id: Json) -> Collection:
-    assert isinstance(collection_id, int)  # noqa: S101  the row says what we wrote
-    there = await collections.by_ids(connection, [collection_id])
-    if not there:
-        raise CollectionNotFoundError("the collection was deleted before it was analysed")
-    return there[0]
+_ALONE = 64  # as the distance to the nearest: there is none within the threshold
 
 
 class Analysis:
@@ -200,7 +55,7 @@ class Analysis:
         self._threshold = threshold
         self._clustering = Clustering(str(operation.parameters["clusters"]))
         self._preference = Preference(str(operation.parameters["representative"]))
-        self._most = settings.analysis_memory * _MEGABYTE
+        self._most = settings.analysis_bytes
 
     async def undo(self) -> None:
         """Nothing: what it writes is there as a whole or not at all."""
@@ -299,7 +154,7 @@ class Analysis:
         self, connection: AsyncConnection, collection: Collection, there: FingerprintSet, pairs: PairList
     ) -> "_Clustered":
         least, histogram = await to_thread.run_sync(_distances, there, pairs, self._threshold)
-        flagged = np.flatnonzero((least < ALONE) | (there.documents > 1))
+        flagged = np.flatnonzero((least < _ALONE) | (there.documents > 1))
         rank = await analyses.ranking(connection, collection.id, there.simhashes[flagged], self._preference)
         return await to_thread.run_sync(
             _cluster, there, pairs, flagged, rank, least[flagged], histogram, self._clustering

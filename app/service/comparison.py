@@ -9,7 +9,8 @@ from psycopg import AsyncConnection
 
 from app.core.model import Change, Json, Operation
 from app.core.pairs import Selection, bytes_needed, choose_plan, find_pairs
-from app.service.analysis import (
+from app.service.operator import Progress
+from app.service.snapshots import (
     FingerprintSet,
     Watched,
     at_one_moment,
@@ -20,7 +21,6 @@ from app.service.analysis import (
     require_memory,
     sample_differences,
 )
-from app.service.operator import Progress
 from app.settings import Settings
 from app.store import analyses
 
@@ -51,7 +51,7 @@ class Comparison:
         threshold = operation.parameters["threshold"]
         assert isinstance(threshold, int)  # noqa: S101  the row says what we wrote
         self._threshold = threshold
-        self._most = settings.analysis_memory * 1_000_000
+        self._most = settings.analysis_bytes
 
     async def undo(self) -> None:
         """Nothing: what it writes is there as a whole or not at all."""

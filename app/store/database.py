@@ -142,7 +142,7 @@ async def connect_for_operation(conninfo: str, settings: Settings) -> AsyncConne
 async def snapshot(conninfo: str, settings: Settings) -> AsyncGenerator[AsyncConnection]:
     """A session of an operation that sees one moment, whatever is written meanwhile, until the body ends.
 
-    What it writes is there after the body, or not at all. It keeps nobody waiting, but it may not idle for a minute.
+    What it writes is there after the body, or not at all. It keeps nobody waiting; it may idle for a minute at most.
     """
     async with await connect_for_operation(conninfo, settings) as connection:
         connection.adapters.register_dumper(np.ndarray, BigintsDumper)

@@ -326,9 +326,7 @@ COUNT = 1_000  # fingerprints, for every family; the chosen plan has whole sampl
 @pytest.mark.parametrize("threshold", range(11))
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_pairs_of_real_fingerprints_are_those_of_brute_force(
-    source: str, name: str, threshold: int
-) -> None:
+def test_the_pairs_of_real_fingerprints_are_those_of_brute_force(source: str, name: str, threshold: int) -> None:
     fingerprints, apart = crowd(source)
     expected = near_pairs(apart, threshold)
     for plan in family(name, fingerprints, threshold):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 from random import Random
 
+import anyio
 import networkx as nx
 import psycopg
 import pytest
@@ -682,10 +683,26 @@ async def test_what_memory_cannot_hold_is_refused_before_it_begins(settings: Set
     async with process(small) as parts:
         reports = Reports(Worker(parts), Pages(parts.services))
         await stored_by(reports, uniform(Random(1), 3000, 63))
+        await parts.services.documents.analyze()  # the size is the planner's
         await reports.begin(3, Clustering.STAR)
         await reports.begin(40)
         with pytest.raises(AnalysisTooLargeError, match="MB, and TIROIR_ANALYSIS_MEMORY allows 130"):
             await reports.begin(40, Clustering.STAR)
+
+
+async def test_a_step_may_take_longer_than_sessions_may_idle(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.service.snapshots._AWAKE_SECONDS", 0.05)
+    monkeypatch.setattr("app.store.database._SNAPSHOT_IDLE", "1s")
+    monkeypatch.setattr("app.store.database._OPERATION_IDLE_SECONDS", 1.0)
+    await reports.pages.put_many({"a": 1, "b": 3})
+    begun = await reports.begin()
+    gate = Gate("clustering")
+    async with reports.worker.performing(begun.id, gate) as task:
+        await gate.reached(task)
+        await anyio.sleep(2)
+        gate.open()
+        await task
+    assert (await reports.get(begun.id)).status is OperationStatus.SUCCEEDED
 
 
 async def test_memory_is_stated_before_pairs_are_sought(reports: Reports) -> None:
@@ -701,12 +718,19 @@ async def test_memory_is_stated_before_pairs_are_sought(reports: Reports) -> Non
     assert stated > 64_000_000
 
 
-async def test_more_pairs_than_were_expected_end_it(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By no sample: all of them are in one corner of it."""
-    await stored_by(reports, alike(Random(3), 63, 100, 8))
-    begun = await reports.begin(8)
-    monkeypatch.setattr(analysis, "_MEGABYTE", 64)
-    await reports.worker.perform(begun.id)
+def no_pairs(*_: object) -> float:
+    return 0.0
+
+
+async def test_more_pairs_than_were_expected_end_it(
+    settings: Settings, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample may have none of them."""
+    await stored_by(reports, uniform(Random(3), 600, 10))
+    begun = await reports.begin(10)
+    monkeypatch.setattr(analysis, "expected_pairs", no_pairs)
+    async with opened(settings.model_copy(update={"analysis_memory": 65})) as small:
+        await small.perform(begun.id)
     ended = await reports.get(begun.id)
     assert ended.status is OperationStatus.FAILED
     assert ended.error

@@ -1,0 +1,174 @@
+"""Whole collections as they are at one moment, and the pairs among them: what analyses and comparisons share.
+
+One transaction reads the moment and writes what was found, so that a run that is broken off leaves nothing behind and
+begins anew. In between it is arithmetic on arrays, in threads, a fraction of a second at a time.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+from anyio import to_thread
+from numpy.typing import NDArray
+from psycopg import AsyncConnection, Error
+
+from app.core.errors import CollectionNotFoundError
+from app.core.model import Collection, Json
+from app.core.pairs import SAMPLE, Fingerprints, PairPlan, Step, differences
+from app.service.operator import OperationFailedError, Progress
+from app.settings import Settings
+from app.store import analyses, collections
+from app.store.database import snapshot
+
+_REPORT_SECONDS = 0.5
+_STEP_SECONDS = 0.2
+_AWAKE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintSet:
+    """The distinct fingerprints of a collection in ascending order of the signed integers, and their documents."""
+
+    bits: int
+    simhashes: NDArray[np.int64]
+    documents: NDArray[np.int32]  # how many have each
+
+    @property
+    def values(self) -> Fingerprints:
+        return self.simhashes.view(np.uint64)
+
+
+class Watched:
+    """Tells how far an analysis is, not too often."""
+
+    def __init__(self, progress: Progress, connection: AsyncConnection) -> None:
+        self._progress = progress
+        self._connection = connection
+        self._reported = 0.0
+        self._told: tuple[int, int | None] = (0, None)
+        self._phase = ""
+        self._began = 0.0
+        self.seconds: dict[str, Json] = {}
+
+    async def keep_awake(self) -> None:
+        """Without end: neither session is idle for so long that PostgreSQL ends it, however long a step takes."""
+        while True:
+            await asyncio.sleep(_AWAKE_SECONDS)
+            with suppress(Error):  # whoever needs the session will meet it as well
+                await self._tell(*self._told)
+                await self._connection.execute(b"SELECT")
+
+    async def begin(self, phase: str, total: int | None = None) -> None:
+        self.end()
+        self._phase, self._began = phase, time.monotonic()
+        await self._tell(0, total)
+
+    def end(self) -> None:
+        if self._phase:
+            self.seconds[self._phase] = round(time.monotonic() - self._began, 3)
+
+    async def note(self, done: int, total: int | None = None) -> None:
+        if time.monotonic() - self._reported > _REPORT_SECONDS:
+            await self._tell(done, total)
+
+    async def _tell(self, done: int, total: int | None) -> None:
+        self._reported, self._told = time.monotonic(), (done, total)
+        await self._progress.report(self._phase, done=done, total=total)
+
+    async def plan(self, memory_bytes: int, most: int) -> None:
+        """States the memory in advance; OperationFailedError where it is more than is allowed."""
+        self._progress.checkpoint["memory_bytes"] = memory_bytes
+        await self._tell(0, None)
+        require_memory(memory_bytes, most)
+
+
+def require_memory(needed: int, most: int) -> None:
+    if needed > most:
+        raise OperationFailedError(too_large(needed, most))
+
+
+def too_large(needed: int, most: int) -> str:
+    return (
+        f"it needs about {needed / 1e6:,.0f} MB, and TIROIR_ANALYSIS_MEMORY allows {most / 1e6:,.0f}:"
+        " allow more, or take a lower threshold"
+    )
+
+
+async def read(connection: AsyncConnection, collection: Collection, watched: Watched) -> FingerprintSet:
+    simhashes = [np.empty(0, np.int64)]
+    documents = [np.empty(0, np.int32)]
+    done = 0
+    async for part, counts in analyses.fingerprints(connection, collection.id):
+        simhashes.append(part)
+        documents.append(counts)
+        done += len(part)
+        await watched.note(done)
+    return FingerprintSet(collection.scheme.bits, np.concatenate(simhashes), np.concatenate(documents))
+
+
+def sample_differences(fingerprints: Fingerprints) -> Fingerprints:
+    """Those of some, chosen at random; always the same ones, so that the same set has the same plan."""
+    size = len(fingerprints)
+    chosen = random.Random(size).sample(range(size), min(size, SAMPLE))  # noqa: S311  no secret
+    return differences(fingerprints[chosen])
+
+
+async def found(steps: Iterator[Step], plan: PairPlan, watched: Watched) -> AsyncGenerator[Step]:
+    """The steps of `find_pairs`, taken in a thread while progress is told."""
+    while True:
+        part = await to_thread.run_sync(_advance, steps)
+        for step in part:
+            yield step
+        if not part:
+            return
+        await watched.note(part[-1].passes, len(plan.passes))
+
+
+def _advance(steps: Iterator[Step]) -> list[Step]:
+    """As many as take a fraction of a second; none at the end."""
+    until = time.monotonic() + _STEP_SECONDS
+    taken: list[Step] = []
+    for step in steps:
+        taken.append(step)
+        if time.monotonic() > until:
+            break
+    return taken
+
+
+@asynccontextmanager
+async def at_one_moment(
+    conninfo: str, settings: Settings, progress: Progress
+) -> AsyncGenerator[tuple[AsyncConnection, datetime, Watched]]:
+    async with snapshot(conninfo, settings) as connection:
+        moment = await analyses.moment(connection)
+        watched = Watched(progress, connection)
+        awake = asyncio.create_task(watched.keep_awake())
+        try:
+            yield connection, moment, watched
+        finally:
+            awake.cancel()
+            await asyncio.wait([awake])
+
+
+async def require_collections(connection: AsyncConnection, session: AsyncConnection, ids: list[int]) -> None:
+    """Keeps them until the transaction of `connection` ends; OperationFailedError where one has gone.
+
+    `session` sees what is there now.
+    """
+    for collection_id in sorted(ids):
+        await collections.lock_shared(connection, collection_id)
+    if len(await collections.by_ids(session, ids)) < len(ids):
+        raise OperationFailedError("the collection was deleted while it was analysed")
+
+
+async def collection_of(connection: AsyncConnection, collection_id: Json) -> Collection:
+    assert isinstance(collection_id, int)  # noqa: S101  the row says what we wrote
+    there = await collections.by_ids(connection, [collection_id])
+    if not there:
+        raise CollectionNotFoundError("the collection was deleted before it was analysed")
+    return there[0]
