@@ -125,6 +125,7 @@ def _analyses(measured: analyses.Analyses) -> None:
     for name, alone in (("uniform", measured.uniform), ("one site", measured.one_site)):
         memory = "" if alone.megabytes is None else f", {alone.megabytes:,.0f} MB"
         _analyzed(name, alone.analyzed, f"   {alone.analyzed.seconds / measured.sorts:.1f} × the sorts{memory}")
+    _analyzed("uniform", measured.before)
     _analyzed("uniform, 1,000 more", measured.again, f"   based on {measured.again.result['based_on']}")
     for analyzed in measured.mixed:
         _analyzed("real, mixed", analyzed)

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 from random import Random
+from typing import Any
 
 import anyio
 import networkx as nx
@@ -40,9 +41,11 @@ from app.service import analysis
 from app.service.analyses import WITHOUT_FINGERPRINT, NewAnalysis
 from app.service.housekeeping import Housekeeping
 from app.settings import Settings
+from app.store import analyses
 from tests.service.operations import Gate, Moment, Worker, opened
 from tests.store.brute_force import SMALLEST, distance, flipped, real_fingerprints, signed, uniform
 from tests.store.pages import Pages
+from tests.store.plans import entries_read
 
 TABLES = ("analysis", "analysis_cluster", "analysis_fingerprint", "analysis_block", "analysis_difference")
 PHASES = ("reading", "pairing", "clustering", "writing")
@@ -70,8 +73,8 @@ class Reports:
         idempotency_key: str | None = None,
     ) -> Operation:
         new = NewAnalysis(threshold, clusters, representative, against)
-        analyses = self.worker.services.analyses
-        return await analyses.begin(self.pages.name, new, idempotency_key=idempotency_key)
+        begin = self.worker.services.analyses.begin
+        return await begin(self.pages.name, new, idempotency_key=idempotency_key)
 
     async def get(self, operation_id: int) -> Operation:
         return await self.worker.services.analyses.get(self.pages.name, operation_id)
@@ -760,6 +763,37 @@ async def test_the_list_of_documents_tells_which_are_flagged(
             )
             found += [document.key for document in page]
         assert found == sorted(expected if is_flagged else {*stored, "too-short"} - expected)
+
+
+# What a page costs
+
+
+async def test_a_page_costs_what_it_holds_however_large_the_cluster(
+    reports: Reports, observer: psycopg.Connection
+) -> None:
+    """Entries of indexes that are read for it, anywhere among five thousand copies and a long chain."""
+    stored = {f"copy-{number:05}": 0 for number in range(5000)}
+    stored |= {f"chain-{number:05}": number ^ (number >> 1) for number in range(1, 3000)}
+    for start in range(0, len(stored), 1000):
+        await reports.pages.put_many(dict(list(stored.items())[start : start + 1000]))
+    analyzed = await reports.run(1)
+    await reports.worker.services.documents.analyze()
+    observer.execute("VACUUM ANALYZE")
+    assert await _entries(reports, "clusters", analysis_id=analyzed.id, after=0, limit=10, most_members=10) < 100
+    for number, after in ((0, ""), (0, "copy-02500"), (0, "copy-04999"), (1500, ""), (2990, "")):
+        page = {"analysis_id": analyzed.id, "number": number, "after": after, "end": 3000, "limit": 10}
+        assert await _entries(reports, "members", **page) < 150, (number, after)
+    assert await _entries(reports, "pairs", analysis_id=analyzed.id, start=2000, limit=10) < 10
+    assert await _entries(reports, "described", analysis_id=analyzed.id, numbers=[0, 1, 2999], keys=10) < 40
+
+
+async def _entries(reports: Reports, read: str, **arguments: Any) -> int:
+    """How many are read by a statement, by the plan that a session makes for any values."""
+    async with reports.worker.process.database.connection() as connection, connection.transaction():
+        before = sum((await entries_read(connection)).values())
+        found = await getattr(analyses, read)(connection, **arguments)
+        assert len(found) >= 1
+        return sum((await entries_read(connection)).values()) - before
 
 
 # Exact duplicates
