@@ -29,18 +29,22 @@ class OperationAnswer(Answer):
 
     @classmethod
     def of(cls, operation: model.Operation) -> Self:
-        return cls(
-            id=operation.id,
-            kind=operation.kind,
-            status=operation.status,
-            parameters=operation.parameters,
-            progress=ProgressAnswer(phase=operation.phase, done=operation.done, total=operation.total),
-            created_at=operation.created_at,
-            started_at=operation.started_at,
-            finished_at=operation.finished_at,
-            result=operation.result,
-            error=operation.error,
-        )
+        return cls(**cls.members(operation))
+
+    @staticmethod
+    def members(operation: model.Operation) -> dict[str, Any]:
+        return {
+            "id": operation.id,
+            "kind": operation.kind,
+            "status": operation.status,
+            "parameters": operation.parameters,
+            "progress": ProgressAnswer(phase=operation.phase, done=operation.done, total=operation.total),
+            "created_at": operation.created_at,
+            "started_at": operation.started_at,
+            "finished_at": operation.finished_at,
+            "result": operation.result,
+            "error": operation.error,
+        }
 
 
 class OperationPage(Answer):

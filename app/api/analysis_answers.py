@@ -13,11 +13,13 @@ from app.core.fingerprint import to_hex
 class AnalysisAnswer(OperationAnswer):
     memory_bytes: int | None = Field(description="What it takes, stated before it takes it; null: not known yet.")
 
-    @classmethod
-    def of(cls, operation: model.Operation) -> Self:
-        told = OperationAnswer.of(operation).model_dump()
-        told["parameters"].pop("against_id", None)
-        return cls(**told, memory_bytes=operation.checkpoint.get("memory_bytes"))  # pyright: ignore[reportArgumentType]
+    @staticmethod
+    def members(operation: model.Operation) -> dict[str, Any]:
+        parameters = {name: value for name, value in operation.parameters.items() if name != "against_id"}
+        return OperationAnswer.members(operation) | {
+            "parameters": parameters,
+            "memory_bytes": operation.checkpoint.get("memory_bytes"),
+        }
 
 
 class AnalysisPage(Answer):
@@ -85,13 +87,12 @@ class ClusterMemberAnswer(Row):
 
     @classmethod
     def of(cls, member: model.Member) -> Self:
-        assert member.simhash is not None  # noqa: S101  a cluster is made of fingerprints
         return cls(
-            cluster=member.cluster,  # pyright: ignore[reportArgumentType]
-            representative=member.representative,  # pyright: ignore[reportArgumentType]
+            cluster=member.cluster,
+            representative=member.representative,
             key=member.key,
             fingerprint=to_hex(member.simhash),
-            distance=member.distance,  # pyright: ignore[reportArgumentType]
+            distance=member.distance,
         )
 
 
@@ -160,15 +161,25 @@ class FlaggedAnswer(Row):
     nearest_distance: int | None
 
     @classmethod
-    def of(cls, member: model.Member) -> Self:
+    def of(cls, flagged: model.Flagged) -> Self:
+        if isinstance(flagged, model.WithoutFingerprint):
+            return cls(
+                key=flagged.key,
+                fingerprint=None,
+                near_duplicated=False,
+                exact_duplicated=True,
+                cluster=None,
+                representative=None,
+                nearest_distance=None,
+            )
         return cls(
-            key=member.key,
-            fingerprint=None if member.simhash is None else to_hex(member.simhash),
-            near_duplicated=member.simhash is not None,
-            exact_duplicated=member.exact,
-            cluster=member.cluster,
-            representative=member.representative,
-            nearest_distance=member.nearest,
+            key=flagged.key,
+            fingerprint=to_hex(flagged.simhash),
+            near_duplicated=True,
+            exact_duplicated=flagged.exact,
+            cluster=flagged.cluster,
+            representative=flagged.representative,
+            nearest_distance=flagged.nearest,
         )
 
 

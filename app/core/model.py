@@ -193,16 +193,26 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A document of an analysis. `number`: that of its fingerprint, None where it has none."""
+    """A document of a cluster. `number`: that of its fingerprint in the analysis."""
 
-    number: int | None
-    cluster: int | None
-    representative: str | None  # a key
-    simhash: int | None
-    distance: int | None  # to the representative
-    nearest: int | None  # the distance to the nearest other document
+    number: int
+    cluster: int
+    representative: str  # a key
+    simhash: int
+    distance: int  # to the representative
+    nearest: int  # the distance to the nearest other document
     key: str
     exact: bool  # another document has the same content
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutFingerprint:
+    """A document that is in no cluster, and has the same content as another one."""
+
+    key: str
+
+
+Flagged = Member | WithoutFingerprint
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from app.core.model import (
     Collection,
     Difference,
     Document,
+    Flagged,
     Json,
     Member,
     Operation,
@@ -235,7 +236,7 @@ class Analyses:
         )
         return await self._read(name, analysis_id, read)
 
-    async def documents(self, name: str, analysis_id: int, *, after: tuple[int, str], limit: int) -> list[Member]:
+    async def documents(self, name: str, analysis_id: int, *, after: tuple[int, str], limit: int) -> list[Flagged]:
         """The next documents that are flagged, cluster by cluster; those without a fingerprint at the end.
 
         `after`: the number of the fingerprint of the last one before, WITHOUT_FINGERPRINT where it has none, and its
@@ -246,11 +247,11 @@ class Analyses:
     @staticmethod
     async def _documents(
         analysis_id: int, after: tuple[int, str], limit: int, connection: AsyncConnection
-    ) -> list[Member]:
+    ) -> list[Flagged]:
         number, key = after
-        found: list[Member] = []
+        found: list[Flagged] = []
         if number < WITHOUT_FINGERPRINT:
-            found = await analyses.members(
+            found += await analyses.members(
                 connection, analysis_id, number=number, after=key, end=WITHOUT_FINGERPRINT, limit=limit
             )
             key = ""

@@ -12,7 +12,17 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from app.core.fingerprint import MAX_SIMHASH, MIN_SIMHASH
-from app.core.model import Change, Cluster, Difference, Document, Json, Member, Preference, SharedFingerprint
+from app.core.model import (
+    Change,
+    Cluster,
+    Difference,
+    Document,
+    Json,
+    Member,
+    Preference,
+    SharedFingerprint,
+    WithoutFingerprint,
+)
 from app.store.named_sql import load
 
 _SQL = load("analyses.sql")
@@ -294,11 +304,13 @@ async def members(
     return await (await connection.cursor(row_factory=class_row(Member)).execute(_SQL["members"], values)).fetchall()
 
 
-async def without_fingerprint(connection: AsyncConnection, analysis_id: int, *, after: str, limit: int) -> list[Member]:
+async def without_fingerprint(
+    connection: AsyncConnection, analysis_id: int, *, after: str, limit: int
+) -> list[WithoutFingerprint]:
     """The next documents without a fingerprint that share their content with another one."""
     values = {"id": analysis_id, "after": after, "limit": limit}
     rows = await (await connection.execute(_SQL["without_fingerprint"], values)).fetchall()
-    return [Member(None, None, None, None, None, None, key, exact=True) for (key,) in rows]
+    return [WithoutFingerprint(key) for (key,) in rows]
 
 
 async def described(

@@ -11,7 +11,7 @@ import pytest
 from anyio import fail_after, sleep
 from httpx2 import AsyncClient
 
-from app.core.model import Member
+from app.core.model import Flagged
 from app.service.analyses import Analyses
 from app.settings import Settings
 from tests.api.support import JSON, assert_problem, execute, hex_of, ok, put, send, text_of
@@ -246,7 +246,7 @@ async def test_a_stream_of_a_deleted_analysis_is_cut_off(
     url = await analyzed(client)
     documents = Analyses.documents
 
-    async def deleted_after_the_first_page(self: Analyses, name: str, analysis_id: int, **page: Any) -> list[Member]:
+    async def deleted_after_the_first_page(self: Analyses, name: str, analysis_id: int, **page: Any) -> list[Flagged]:
         found = await documents(self, name, analysis_id, **page)
         execute(database, "DELETE FROM operation")
         return found

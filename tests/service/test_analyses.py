@@ -27,6 +27,7 @@ from app.core.model import (
     Cluster,
     Clustering,
     Difference,
+    Flagged,
     Json,
     Member,
     Operation,
@@ -34,6 +35,7 @@ from app.core.model import (
     OperationStatus,
     Pair,
     Preference,
+    WithoutFingerprint,
 )
 from app.core.scheme import ARTICLE, Scheme
 from app.runtime import process
@@ -108,8 +110,8 @@ class Reports:
             found += part
         return found
 
-    async def flagged(self, operation: Operation, limit: int = 5) -> list[Member]:
-        found: list[Member] = []
+    async def flagged(self, operation: Operation, limit: int = 5) -> list[Flagged]:
+        found: list[Flagged] = []
         while part := await self.worker.services.analyses.documents(
             self.pages.name, operation.id, after=_place(found), limit=limit
         ):
@@ -133,11 +135,11 @@ class Reports:
         return found
 
 
-def _place(found: Sequence[Member]) -> tuple[int, str]:
+def _place(found: Sequence[Flagged]) -> tuple[int, str]:
     if not found:
         return 0, ""
     last = found[-1]
-    return WITHOUT_FINGERPRINT if last.number is None else last.number, last.key
+    return last.number if isinstance(last, Member) else WITHOUT_FINGERPRINT, last.key
 
 
 @pytest.fixture
@@ -286,7 +288,7 @@ async def test_pairs_of_real_fingerprints_are_those_of_brute_force(reports: Repo
     keys = {simhash: key for key, simhash in stored.items()}
     assert all(pair.first.keys == [keys[pair.first.simhash]] for pair in found)
     nearest = {
-        each.simhash: each.nearest for each in await reports.flagged(analyzed, limit=500) if each.simhash is not None
+        each.simhash: each.nearest for each in await reports.flagged(analyzed, limit=500) if isinstance(each, Member)
     }
     assert nearest == {
         simhash: min(away for pair, away in expected.items() if simhash in pair)
@@ -302,7 +304,7 @@ async def test_documents_of_one_fingerprint_are_one_pair_and_listed_once(reports
     assert (pair.distance, pair.first.documents, pair.first.keys, pair.second) == (0, 2, ["a", "b"], None)
     assert analyzed.result
     assert analyzed.result["histogram"] == [1, 0, 0, 0]
-    assert [(each.key, each.nearest) for each in await reports.flagged(analyzed)] == [("a", 0), ("b", 0)]
+    assert [(each.key, each.nearest) for each in await reports.members(analyzed, 1)] == [("a", 0), ("b", 0)]
 
 
 @pytest.mark.parametrize("copies", [2, 3, 1000])
@@ -373,15 +375,10 @@ async def test_documents_without_a_fingerprint_have_exact_duplicates_alone(repor
     told = {name: analyzed.result[name] for name in ("documents", "fingerprints", "too_short", "near_duplicated")}
     assert told == {"documents": 6, "fingerprints": 2, "too_short": 3, "near_duplicated": 3}
     assert (analyzed.result["exact_duplicated"], analyzed.result["exact_groups"]) == (4, 2)
-    flagged = [(each.key, each.exact, each.cluster is not None) for each in await reports.flagged(analyzed, limit=2)]
-    assert sorted(flagged) == [
-        ("long-1", True, True),
-        ("long-2", True, True),
-        ("near", False, True),
-        ("short-1", True, False),
-        ("short-2", True, False),
-    ]
-    assert [key for key, *_ in flagged][3:] == ["short-1", "short-2"]
+    flagged = await reports.flagged(analyzed, limit=2)
+    in_clusters = [(each.key, each.exact) for each in flagged if isinstance(each, Member)]
+    assert sorted(in_clusters) == [("long-1", True), ("long-2", True), ("near", False)]
+    assert flagged[3:] == [WithoutFingerprint("short-1"), WithoutFingerprint("short-2")]
 
 
 PREFERRED = {

@@ -27,7 +27,7 @@ from app.api.analysis_schemas import ClusterNumber, ContentHash, DifferenceParam
 from app.api.routing import NO_PARAMETERS, IdempotencyKey, JsonRoute, ServicesOfProcess, problems
 from app.api.schemas import CollectionName, PageParameters
 from app.api.streaming import PAGE, stream_wanted, streamed
-from app.core.model import Member
+from app.core.model import Flagged, Member
 from app.service.analyses import WITHOUT_FINGERPRINT
 
 router = APIRouter(prefix="/v1/collections/{collection}", tags=["reports"], route_class=JsonRoute)
@@ -119,15 +119,15 @@ async def list_clusters(
     return ClusterPage(items=list(map(ClusterAnswer.of, page)), next_cursor=following)
 
 
-def _place(last: Member | None) -> tuple[int, str]:
+def _place(last: Flagged | None) -> tuple[int, str]:
     """Where the documents behind one begin."""
     if last is None:
         return 0, ""
-    return WITHOUT_FINGERPRINT if last.number is None else last.number, last.key
+    return last.number if isinstance(last, Member) else WITHOUT_FINGERPRINT, last.key
 
 
-def _cursor_of(member: Member) -> str:
-    return cursor.place(*_place(member))
+def _cursor_of(document: Flagged) -> str:
+    return cursor.place(*_place(document))
 
 
 @router.get("/analyses/{id}/clusters/{cluster}", responses=problems(404, 409))
