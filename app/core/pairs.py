@@ -98,61 +98,6 @@ class Step:
     passes: int
 
 
-# Of a set while its pairs are found and its clusters are made; of each pair that is kept. Measured, and rounded up.
-FINGERPRINT_BYTES = 160
-COMPONENT_PAIR_BYTES, STAR_PAIR_BYTES = 10, 20
-_STEP_BYTES = 64_000_000
-
-
-def bytes_needed(fingerprints: int, pairs: float, *, stars: bool) -> int:
-    """The memory that it takes to find so many pairs of so many fingerprints, and to make clusters of them."""
-    per_pair = STAR_PAIR_BYTES if stars else COMPONENT_PAIR_BYTES
-    return _STEP_BYTES + fingerprints * FINGERPRINT_BYTES + int(pairs * per_pair)
-
-
-class PairList:
-    """Pairs of indices, eight bytes each. What `first` and `second` show is valid until the next `add`."""
-
-    def __init__(self) -> None:
-        self._codes = np.empty(1 << 16, "<u8")  # the first index in the higher half, so that they sort by it
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    @property
-    def first(self) -> NDArray[np.uint32]:
-        return self._codes[: self._size].view("<u4")[1::2]
-
-    @property
-    def second(self) -> NDArray[np.uint32]:
-        return self._codes[: self._size].view("<u4")[::2]
-
-    def add(self, first: Indices, second: Indices) -> None:
-        needed = self._size + len(first)
-        if needed > len(self._codes):
-            self._codes.resize(max(needed, len(self._codes) * 3 // 2), refcheck=False)  # moves nothing where it can
-        self._codes[self._size : needed] = _codes(first, second)
-        self._size = needed
-
-    def renumber(self, numbers: Indices) -> None:
-        """Puts `numbers[i]` in the place of each index i; the lower one first."""
-        for start in range(0, self._size, _STEP_PAIRS):
-            part = slice(start, min(start + _STEP_PAIRS, self._size))
-            first, second = numbers[self.first[part]], numbers[self.second[part]]
-            self._codes[part] = _codes(np.minimum(first, second), np.maximum(first, second))
-
-    def sorted(self) -> NDArray[np.uint32]:
-        """All of them in ascending order, a row each."""
-        codes = self._codes[: self._size]
-        codes.sort()
-        return codes.view("<u4").reshape(-1, 2)[:, ::-1]
-
-
-def _codes(first: Indices, second: Indices) -> NDArray[np.uint64]:
-    return (first << 32 | second).astype("<u8")
-
-
 def differences(sample: Fingerprints) -> Fingerprints:
     """The exclusive or of each pair of a sample: how alike the fingerprints of the set are."""
     first, second = np.triu_indices(len(sample), 1)
@@ -440,3 +385,58 @@ def _within(
             yield found.taken()
         begin = begin + 1
     yield found.taken()
+
+
+# Of a set while its pairs are found and its clusters are made; of each pair that is kept. Measured, and rounded up.
+FINGERPRINT_BYTES = 160
+COMPONENT_PAIR_BYTES, STAR_PAIR_BYTES = 10, 20
+_STEP_BYTES = 64_000_000
+
+
+def bytes_needed(fingerprints: int, pairs: float, *, stars: bool) -> int:
+    """The memory that it takes to find so many pairs of so many fingerprints, and to make clusters of them."""
+    per_pair = STAR_PAIR_BYTES if stars else COMPONENT_PAIR_BYTES
+    return _STEP_BYTES + fingerprints * FINGERPRINT_BYTES + int(pairs * per_pair)
+
+
+class PairList:
+    """Pairs of indices, eight bytes each. What `first` and `second` show is valid until the next `add`."""
+
+    def __init__(self) -> None:
+        self._codes = np.empty(1 << 16, "<u8")  # the first index in the higher half, so that they sort by it
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def first(self) -> NDArray[np.uint32]:
+        return self._codes[: self._size].view("<u4")[1::2]
+
+    @property
+    def second(self) -> NDArray[np.uint32]:
+        return self._codes[: self._size].view("<u4")[::2]
+
+    def add(self, first: Indices, second: Indices) -> None:
+        needed = self._size + len(first)
+        if needed > len(self._codes):
+            self._codes.resize(max(needed, len(self._codes) * 3 // 2), refcheck=False)  # moves nothing where it can
+        self._codes[self._size : needed] = _codes(first, second)
+        self._size = needed
+
+    def renumber(self, numbers: Indices) -> None:
+        """Puts `numbers[i]` in the place of each index i; the lower one first."""
+        for start in range(0, self._size, _STEP_PAIRS):
+            part = slice(start, min(start + _STEP_PAIRS, self._size))
+            first, second = numbers[self.first[part]], numbers[self.second[part]]
+            self._codes[part] = _codes(np.minimum(first, second), np.maximum(first, second))
+
+    def sorted(self) -> NDArray[np.uint32]:
+        """All of them in ascending order, a row each."""
+        codes = self._codes[: self._size]
+        codes.sort()
+        return codes.view("<u4").reshape(-1, 2)[:, ::-1]
+
+
+def _codes(first: Indices, second: Indices) -> NDArray[np.uint64]:
+    return (first << 32 | second).astype("<u8")
