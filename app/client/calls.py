@@ -9,6 +9,17 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel
 
 from app.api.admin_answers import LayoutAnswer, OperationAnswer
+from app.api.analysis_answers import (
+    AnalysisAnswer,
+    AnalysisPage,
+    ClusterMemberPage,
+    ClusterPage,
+    DifferencePage,
+    ExactGroupPage,
+    FlaggedPage,
+    KeyPage,
+    PairPage,
+)
 from app.api.answers import (
     CollectionAnswer,
     CollectionDetail,
@@ -36,6 +47,14 @@ LINES = "application/x-ndjson"
 
 OnError = Literal["continue", "abort"]  # whether the first line that can't be stored ends an import
 
+Clusters = Literal["components", "star"]  # all that chains of near-duplicates connect, or what is near one document
+Representative = Literal["oldest", "longest", "shortest_key", "first_key"]
+Change = Literal["new", "gone", "changed", "nearly_unchanged", "unchanged"]
+Result = Literal["clusters", "pairs", "documents", "differences"]  # of an analysis
+Format = Literal["ndjson", "csv"]
+
+_MEDIA_TYPES: dict[Format, str] = {"ndjson": LINES, "csv": "text/csv"}
+
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
@@ -46,6 +65,7 @@ class Call(Generic[T]):
     read: Callable[[bytes], T]
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes | None = None  # JSON
+    accept: str | None = None  # the media type of an answer that is a stream
 
     @property
     def target(self) -> str:
@@ -192,9 +212,20 @@ def document(collection: str, key: str) -> Call[DocumentAnswer]:
     return Call("GET", f"{_path(collection)}/document", _reader(DocumentAnswer), {"key": key})
 
 
-def documents(collection: str, *, limit: int | None = None, cursor: str | None = None) -> Call[DocumentPage]:
-    """A page of documents in the order of their keys; `cursor` is the `next_cursor` of the page before."""
-    return Call("GET", f"{_path(collection)}/documents", _reader(DocumentPage), _parameters(limit=limit, cursor=cursor))
+def documents(
+    collection: str, *, limit: int | None = None, cursor: str | None = None, near_duplicated: bool | None = None
+) -> Call[DocumentPage]:
+    """A page of documents in the order of their keys; `cursor` is the `next_cursor` of the page before.
+
+    `near_duplicated`: those alone that the latest analysis has found near-duplicates of, or has not. Then a page may
+    hold fewer than `limit`, or none, though more come behind it.
+    """
+    return Call(
+        "GET",
+        f"{_path(collection)}/documents",
+        _reader(DocumentPage),
+        _parameters(limit=limit, cursor=cursor, near_duplicated=near_duplicated),
+    )
 
 
 def delete(collection: str, key: str) -> Call[None]:
@@ -261,7 +292,144 @@ def import_lines(collection: str, *, on_error: OnError = "continue") -> Call[Imp
 
 def export_lines(collection: str, *, text: bool = False) -> Call[bytes]:
     """Its answer is read line by line."""
-    return Call("GET", f"{_path(collection)}/export", bytes, _parameters(text=text))
+    return Call("GET", f"{_path(collection)}/export", bytes, _parameters(text=text), accept=LINES)
+
+
+def begin_analysis(
+    collection: str,
+    *,
+    threshold: int | None = None,
+    clusters: Clusters | None = None,
+    representative: Representative | None = None,
+    against: str | None = None,
+) -> Call[AnalysisAnswer]:
+    """Find all near-duplicates of a collection and their clusters, or compare it with an earlier one.
+
+    `threshold` None: the default of lookups. `against`, the earlier collection, goes without clusters and
+    representative.
+    """
+    return Call(
+        "POST",
+        f"{_path(collection)}/analyses",
+        _reader(AnalysisAnswer),
+        body=_json(threshold=threshold, clusters=clusters, representative=representative, against=against),
+    )
+
+
+def analysis(collection: str, analysis_id: int) -> Call[AnalysisAnswer]:
+    """How far an analysis is, or what it has counted."""
+    return Call("GET", _analysis(collection, analysis_id), _reader(AnalysisAnswer))
+
+
+def analyses(collection: str, *, limit: int | None = None, cursor: str | None = None) -> Call[AnalysisPage]:
+    """A page of the analyses of a collection, the youngest first."""
+    return Call("GET", f"{_path(collection)}/analyses", _reader(AnalysisPage), _parameters(limit=limit, cursor=cursor))
+
+
+def cancel_analysis(collection: str, analysis_id: int) -> Call[AnalysisAnswer]:
+    """Cancel an analysis: it ends within seconds, and leaves nothing behind."""
+    return Call("POST", f"{_analysis(collection, analysis_id)}/cancel", _reader(AnalysisAnswer))
+
+
+def delete_analysis(collection: str, analysis_id: int) -> Call[None]:
+    """Delete an analysis that is finished, with its results."""
+    return Call("DELETE", _analysis(collection, analysis_id), _nothing)
+
+
+def clusters(
+    collection: str, analysis_id: int, *, limit: int | None = None, cursor: str | None = None
+) -> Call[ClusterPage]:
+    """A page of clusters, the largest first, each with its first documents."""
+    return Call(
+        "GET",
+        f"{_analysis(collection, analysis_id)}/clusters",
+        _reader(ClusterPage),
+        _parameters(limit=limit, cursor=cursor),
+    )
+
+
+def cluster(
+    collection: str, analysis_id: int, cluster: int, *, limit: int | None = None, cursor: str | None = None
+) -> Call[ClusterMemberPage]:
+    """A page of the documents of a cluster, the nearest to its representative first."""
+    return Call(
+        "GET",
+        f"{_analysis(collection, analysis_id)}/clusters/{cluster}",
+        _reader(ClusterMemberPage),
+        _parameters(limit=limit, cursor=cursor),
+    )
+
+
+def pairs(collection: str, analysis_id: int, *, limit: int | None = None, cursor: str | None = None) -> Call[PairPage]:
+    """A page of the pairs of fingerprints within the threshold, cluster by cluster."""
+    return Call(
+        "GET",
+        f"{_analysis(collection, analysis_id)}/pairs",
+        _reader(PairPage),
+        _parameters(limit=limit, cursor=cursor),
+    )
+
+
+def flagged(
+    collection: str, analysis_id: int, *, limit: int | None = None, cursor: str | None = None
+) -> Call[FlaggedPage]:
+    """A page of the documents that have a duplicate, near or exact, cluster by cluster."""
+    return Call(
+        "GET",
+        f"{_analysis(collection, analysis_id)}/documents",
+        _reader(FlaggedPage),
+        _parameters(limit=limit, cursor=cursor),
+    )
+
+
+def differences(
+    collection: str,
+    analysis_id: int,
+    *,
+    status: Change | None = None,
+    limit: int | None = None,
+    cursor: str | None = None,
+) -> Call[DifferencePage]:
+    """A page of what became of documents, in the order of their keys.
+
+    `status` None: all but documents that are unchanged under the same key.
+    """
+    return Call(
+        "GET",
+        f"{_analysis(collection, analysis_id)}/differences",
+        _reader(DifferencePage),
+        _parameters(status=status, limit=limit, cursor=cursor),
+    )
+
+
+def result_stream(
+    collection: str, analysis_id: int, result: Result, *, form: Format = "ndjson", status: Change | None = None
+) -> Call[bytes]:
+    """Its answer is read part by part."""
+    path = f"{_analysis(collection, analysis_id)}/{result}"
+    return Call("GET", path, bytes, _parameters(status=status), accept=_MEDIA_TYPES[form])
+
+
+def exact_duplicates(collection: str, *, limit: int | None = None, cursor: str | None = None) -> Call[ExactGroupPage]:
+    """A page of groups of documents of the same content, as they are now, the largest first."""
+    return Call(
+        "GET",
+        f"{_path(collection)}/exact-duplicates",
+        _reader(ExactGroupPage),
+        _parameters(limit=limit, cursor=cursor),
+    )
+
+
+def keys_of_content(
+    collection: str, content_hash: str, *, limit: int | None = None, cursor: str | None = None
+) -> Call[KeyPage]:
+    """A page of the keys of all documents of one content; `content_hash` is that of `exact_duplicates`."""
+    return Call(
+        "GET",
+        f"{_path(collection)}/exact-duplicates/{_quoted(content_hash)}",
+        _reader(KeyPage),
+        _parameters(limit=limit, cursor=cursor),
+    )
 
 
 def begin_rebuild(threshold: int, *, bands: int | None = None, force: bool = False) -> Call[OperationAnswer]:
@@ -295,7 +463,15 @@ def layout() -> Call[LayoutAnswer]:
 
 
 def _path(collection: str) -> str:
-    return f"/v1/collections/{quote(collection, safe='', errors=_AS_IT_IS)}"
+    return f"/v1/collections/{_quoted(collection)}"
+
+
+def _analysis(collection: str, analysis_id: int) -> str:
+    return f"{_path(collection)}/analyses/{analysis_id}"
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="", errors=_AS_IT_IS)
 
 
 def _reader(model: type[Model]) -> Callable[[bytes], Model]:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Awaitable,
@@ -13,7 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -24,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from app.api.answers import ImportAnswer
 from app.client import calls
-from app.client.calls import Call, OnError
+from app.client.calls import Call, Change, Format, OnError, Result
 from app.client.errors import ServiceError, UnavailableServiceError
 
 P = ParamSpec("P")
@@ -131,7 +132,7 @@ class Tiroir(_Patient):
 
     def _request(self, call: Call[Any], body: bytes | Iterable[bytes] | None, kind: str) -> httpx2.Response:
         with self._answering():
-            return self._client.request(call.method, call.target, content=body, headers=_content(body, kind))
+            return self._client.request(call.method, call.target, content=body, headers=_kinds(call, body, kind))
 
     index = _sync(calls.index)
     index_many = _sync(calls.index_many)
@@ -155,6 +156,18 @@ class Tiroir(_Patient):
     begin_audit = _sync(calls.begin_audit)
     audit = _sync(calls.audit)
     layout = _sync(calls.layout)
+    begin_analysis = _sync(calls.begin_analysis)
+    analysis = _sync(calls.analysis)
+    analyses = _sync(calls.analyses)
+    cancel_analysis = _sync(calls.cancel_analysis)
+    delete_analysis = _sync(calls.delete_analysis)
+    clusters = _sync(calls.clusters)
+    cluster = _sync(calls.cluster)
+    pairs = _sync(calls.pairs)
+    flagged = _sync(calls.flagged)
+    differences = _sync(calls.differences)
+    exact_duplicates = _sync(calls.exact_duplicates)
+    keys_of_content = _sync(calls.keys_of_content)
 
     def import_documents(
         self,
@@ -176,15 +189,37 @@ class Tiroir(_Patient):
 
     def export(self, collection: str, *, text: bool = False) -> Iterator[bytes]:
         """All documents, a line of JSON each, that `import_documents` takes back."""
-        call = calls.export_lines(collection, text=text)
-        with self._answering(), self._client.stream(call.method, call.target) as answer:
-            if not answer.is_success:
-                answer.read()
-                _result(call, answer)
-            rest = b""
-            for part in answer.iter_bytes():
+        rest = b""
+        with self._streaming(calls.export_lines(collection, text=text)) as parts:
+            for part in parts:
                 *lines, rest = (rest + part).split(b"\n")
                 yield from lines
+
+    def stream(
+        self,
+        collection: str,
+        analysis_id: int,
+        result: Result,
+        *,
+        form: Format = "ndjson",
+        status: Change | None = None,
+    ) -> Iterator[bytes]:
+        """A whole result of an analysis, in parts to be written to a file as they come, with no regard to lines.
+
+        `status`: of differences those alone. UnavailableServiceError where it is cut off, after what came before that.
+        """
+        call = calls.result_stream(collection, analysis_id, result, form=form, status=status)
+        with self._streaming(call) as parts:
+            yield from parts
+
+    @contextmanager
+    def _streaming(self, call: Call[bytes]) -> Generator[Iterator[bytes]]:
+        """The parts of an answer, as they come."""
+        with self._answering(), self._client.stream(call.method, call.target, headers=_kinds(call)) as answer:
+            if not _is_stream(call, answer):
+                answer.read()
+                raise _refusal(answer)
+            yield answer.iter_bytes()
 
 
 class AsyncTiroir(_Patient):
@@ -222,7 +257,7 @@ class AsyncTiroir(_Patient):
 
     async def _request(self, call: Call[Any], body: bytes | AsyncIterable[bytes] | None, kind: str) -> httpx2.Response:
         with self._answering():
-            return await self._client.request(call.method, call.target, content=body, headers=_content(body, kind))
+            return await self._client.request(call.method, call.target, content=body, headers=_kinds(call, body, kind))
 
     index = _async(calls.index)
     index_many = _async(calls.index_many)
@@ -246,6 +281,18 @@ class AsyncTiroir(_Patient):
     begin_audit = _async(calls.begin_audit)
     audit = _async(calls.audit)
     layout = _async(calls.layout)
+    begin_analysis = _async(calls.begin_analysis)
+    analysis = _async(calls.analysis)
+    analyses = _async(calls.analyses)
+    cancel_analysis = _async(calls.cancel_analysis)
+    delete_analysis = _async(calls.delete_analysis)
+    clusters = _async(calls.clusters)
+    cluster = _async(calls.cluster)
+    pairs = _async(calls.pairs)
+    flagged = _async(calls.flagged)
+    differences = _async(calls.differences)
+    exact_duplicates = _async(calls.exact_duplicates)
+    keys_of_content = _async(calls.keys_of_content)
 
     async def import_documents(
         self,
@@ -260,17 +307,40 @@ class AsyncTiroir(_Patient):
 
     async def export(self, collection: str, *, text: bool = False) -> AsyncIterator[bytes]:
         """All documents, a line of JSON each, that `import_documents` takes back."""
-        call = calls.export_lines(collection, text=text)
+        rest = b""
+        async with self._streaming(calls.export_lines(collection, text=text)) as parts:
+            async for part in parts:
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    yield line
+
+    async def stream(
+        self,
+        collection: str,
+        analysis_id: int,
+        result: Result,
+        *,
+        form: Format = "ndjson",
+        status: Change | None = None,
+    ) -> AsyncIterator[bytes]:
+        """A whole result of an analysis, in parts to be written to a file as they come, with no regard to lines.
+
+        `status`: of differences those alone. UnavailableServiceError where it is cut off, after what came before that.
+        """
+        call = calls.result_stream(collection, analysis_id, result, form=form, status=status)
+        async with self._streaming(call) as parts:
+            async for part in parts:
+                yield part
+
+    @asynccontextmanager
+    async def _streaming(self, call: Call[bytes]) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """The parts of an answer, as they come."""
         with self._answering():
-            async with self._client.stream(call.method, call.target) as answer:
-                if not answer.is_success:
+            async with self._client.stream(call.method, call.target, headers=_kinds(call)) as answer:
+                if not _is_stream(call, answer):
                     await answer.aread()
-                    _result(call, answer)
-                rest = b""
-                async for part in answer.aiter_bytes():
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in lines:
-                        yield line
+                    raise _refusal(answer)
+                yield answer.aiter_bytes()
 
 
 _JSON = "application/json"
@@ -280,8 +350,10 @@ def _headers(api_key: str | None) -> dict[str, str]:
     return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
 
-def _content(body: object, kind: str) -> dict[str, str]:
-    return {} if body is None else {"Content-Type": kind}
+def _kinds(call: Call[Any], body: object = None, kind: str = _JSON) -> dict[str, str]:
+    """The headers of what is sent, and of what is wanted."""
+    sent = {} if body is None else {"Content-Type": kind}
+    return sent if call.accept is None else sent | {"Accept": call.accept}
 
 
 def _line(document: Mapping[str, Any] | bytes) -> bytes:
@@ -320,25 +392,32 @@ def _readable(url: str) -> Generator[None]:
         raise ServiceError(f"{shown(url)} is no URL of a service") from None
 
 
+def _is_stream(call: Call[bytes], answer: httpx2.Response) -> bool:
+    """Whether it is what was asked for, and no page of something else."""
+    return answer.is_success and answer.headers.get("Content-Type", "").partition(";")[0] == call.accept
+
+
 def _result(call: Call[T], answer: httpx2.Response) -> T:
     """UnavailableServiceError where the service can't answer now; ServiceError for all else that is no success."""
-    kind = UnavailableServiceError if answer.status_code in _UNAVAILABLE else ServiceError
     if answer.is_success:
-        try:
+        with suppress(ValidationError):
             return call.read(answer.content)
-        except ValidationError:
-            problem: dict[str, Any] = {}
-    else:
-        try:
+    raise _refusal(answer)
+
+
+def _refusal(answer: httpx2.Response) -> ServiceError:
+    """Why there is no result, of an answer that was read to its end."""
+    kind = UnavailableServiceError if answer.status_code in _UNAVAILABLE else ServiceError
+    problem: dict[str, Any] = {}
+    if not answer.is_success:
+        with suppress(ValidationError):
             problem = _Problem.validate_json(answer.content)
-        except ValidationError:
-            problem = {}
     if "detail" not in problem:
-        raise kind(
+        return kind(
             f"status {answer.status_code} from {shown(str(answer.url))}: is it a Tiroir service?",
             status=answer.status_code,
         )
-    raise kind(str(problem["detail"]), status=answer.status_code, code=problem.get("code"))
+    return kind(str(problem["detail"]), status=answer.status_code, code=problem.get("code"))
 
 
 def shown(url: str) -> str:

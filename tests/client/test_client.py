@@ -1,20 +1,24 @@
 """Both clients: one scenario against the real service, and what they make of services that are away or no services."""
 
+import asyncio
+import csv
+import io
 import json
 import logging
 import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from datetime import datetime
 from itertools import chain, count, repeat
 from time import sleep
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 import uvicorn
 
 from app.api.admin_answers import LayoutAnswer, OperationAnswer
+from app.api.analysis_answers import AnalysisAnswer
 from app.api.answers import (
     CollectionAnswer,
     CollectionDetail,
@@ -50,10 +54,11 @@ class Blocking:
             return method(*args, **kwargs)
 
         async def lines(*args: object, **kwargs: object) -> AsyncGenerator[bytes]:
-            for line in method(*args, **kwargs):
-                yield line
+            with closing(method(*args, **kwargs)) as parts:
+                for part in parts:
+                    yield part
 
-        return lines if name == "export" else call
+        return lines if name in {"export", "stream"} else call
 
 
 class Recorded:
@@ -79,9 +84,9 @@ async def opened(kind: type[Tiroir | AsyncTiroir], url: str, **options: Any) -> 
 
 
 @contextmanager
-def serving(database: str) -> Generator[str]:
-    """The URL of the real service in a thread. Operations stay in its queue."""
-    settings = Settings(database_url=database, run_operations=False)  # pyright: ignore[reportArgumentType]  pydantic makes it a secret
+def serving(database: str, *, run_operations: bool = False) -> Generator[str]:
+    """The URL of the real service in a thread. Unless it runs operations, they stay in its queue."""
+    settings = Settings(database_url=database, run_operations=run_operations)  # pyright: ignore[reportArgumentType]  pydantic makes it a secret
     config = uvicorn.Config(
         create_app(settings), port=0, http=HttpProtocol, ws="none", log_config=None, log_level=logging.CRITICAL
     )
@@ -142,6 +147,12 @@ def test_both_clients_have_the_same_methods() -> None:
 
 @KINDS
 async def test_every_method_gives_what_the_service_answers(kind: type[Tiroir | AsyncTiroir], database: str) -> None:
+    used: set[str] = set()
+    with serving(database, run_operations=True) as url:
+        async with opened(kind, url) as client:
+            recorded = Recorded(client)
+            await reports(cast("AsyncTiroir", recorded))
+            used |= recorded.used
     with serving(database) as url:
         async with opened(kind, url) as client:
             recorded = Recorded(client)
@@ -149,7 +160,130 @@ async def test_every_method_gives_what_the_service_answers(kind: type[Tiroir | A
             await lookups(cast("AsyncTiroir", recorded))
             await operations(cast("AsyncTiroir", recorded))
             await deletions(cast("AsyncTiroir", recorded))
-    assert recorded.used == methods_of(AsyncTiroir) - {"send", "close"}
+            used |= recorded.used
+    assert used == methods_of(AsyncTiroir) - {"send", "close"}
+
+
+async def finished(tiroir: AsyncTiroir, begun: AnalysisAnswer, collection: str) -> AnalysisAnswer:
+    analysis = begun
+    while analysis.finished_at is None:
+        await asyncio.sleep(0.02)
+        analysis = await tiroir.analysis(collection, begun.id)
+    assert (analysis.status, analysis.error) == ("succeeded", None)
+    return analysis
+
+
+async def reports(tiroir: AsyncTiroir) -> None:
+    await tiroir.import_documents("old", [{"key": key, "fingerprint": f"{number:016x}"} for key, number in OLD])
+    await tiroir.import_documents("shop", [{"key": key, "fingerprint": f"{number:016x}"} for key, number in NEW])
+    for key in ("m", "n"):
+        await tiroir.index("shop", key, text="short")
+    await analyses(tiroir)
+    await comparisons(tiroir)
+
+    groups = await tiroir.exact_duplicates("shop", limit=1)
+    [group] = groups.items
+    assert (group.documents, group.keys, groups.next_cursor) == (2, ["m", "n"], None)
+    page = await tiroir.keys_of_content("shop", group.content_hash, limit=1)
+    assert page.items == ["m"]
+    assert (await tiroir.keys_of_content("shop", group.content_hash, cursor=page.next_cursor)).items == ["n"]
+
+    near = await tiroir.documents("shop", near_duplicated=True, limit=2)
+    assert [each.key for each in near.items] == ["a", "b"]
+    rest = await tiroir.documents("shop", near_duplicated=True, cursor=near.next_cursor)
+    assert [each.key for each in rest.items] == ["c", "x", "y"]
+    assert [each.key for each in (await tiroir.documents("shop", near_duplicated=False)).items] == ["d", "m", "n"]
+
+    for collection in ("shop", "old"):
+        await tiroir.delete_collection(collection)
+
+
+# Keys and fingerprints, in which a, b and c, and x and y are near one another.
+OLD = (("a", 0), ("b", 0xFF00), ("gone", 0xFF00FF00FF00), ("was", 0xFFFF << 40))
+NEW = (("a", 0), ("b", 1), ("c", 3), ("d", 0xFFFFFF), ("x", 0xFFFF << 40), ("y", 0xFFFE << 40))
+
+
+async def analyses(tiroir: AsyncTiroir) -> None:
+    begun = await tiroir.begin_analysis("shop", threshold=1, clusters="star", representative="first_key")
+    assert type(begun) is AnalysisAnswer
+    assert begun.parameters == {"threshold": 1, "clusters": "star", "representative": "first_key"}
+    await finished(tiroir, begun, "shop")
+    by_default = await tiroir.begin_analysis("shop")
+    assert by_default.parameters == {"threshold": 3, "clusters": "components", "representative": "oldest"}
+    analysis = await finished(tiroir, by_default, "shop")
+    assert analysis.result is not None
+    assert (analysis.result["documents"], analysis.result["clusters"]) == (8, 2)
+    listed = await tiroir.analyses("shop", limit=1)
+    assert listed.items == [analysis]
+    assert [each.id for each in (await tiroir.analyses("shop", cursor=listed.next_cursor)).items] == [begun.id]
+
+    await tiroir.delete_analysis("shop", begun.id)
+    assert (await tiroir.analyses("shop")).items == [analysis]
+    with pytest.raises(ServiceError) as refused:
+        await tiroir.cancel_analysis("shop", analysis.id)
+    assert (refused.value.status, refused.value.problem) == (409, "not_cancelable")
+
+    first = await tiroir.clusters("shop", analysis.id, limit=1)
+    assert [(each.cluster, each.documents, each.diameter) for each in first.items] == [(1, 3, 2)]
+    second = await tiroir.clusters("shop", analysis.id, cursor=first.next_cursor)
+    assert [(each.cluster, each.documents, each.diameter) for each in second.items] == [(2, 2, 1)]
+    members = await tiroir.cluster("shop", analysis.id, 1, limit=2)
+    assert [(each.key, each.distance) for each in members.items] == [("a", 0), ("b", 1)]
+    others = await tiroir.cluster("shop", analysis.id, 1, cursor=members.next_cursor)
+    assert [(each.key, each.distance) for each in others.items] == [("c", 2)]
+    pairs = await tiroir.pairs("shop", analysis.id, limit=3)
+    more = await tiroir.pairs("shop", analysis.id, cursor=pairs.next_cursor)
+    assert [each.distance for each in pairs.items] == [1, 2, 1]
+    assert [each.a.keys + each.b.keys for each in more.items if each.b is not None] == [["x", "y"]]
+    flagged = await tiroir.flagged("shop", analysis.id, limit=5)
+    assert [each.key for each in flagged.items] == ["a", "b", "c", "x", "y"]
+    exact = await tiroir.flagged("shop", analysis.id, cursor=flagged.next_cursor)
+    assert [(each.key, each.near_duplicated) for each in exact.items] == [("m", False), ("n", False)]
+
+    lines = [json.loads(line) for line in (await whole(tiroir.stream("shop", analysis.id, "documents"))).splitlines()]
+    assert lines == [each.model_dump() for each in [*flagged.items, *exact.items]]
+    rows = await table(tiroir.stream("shop", analysis.id, "clusters", form="csv"))
+    assert [(row["cluster"], row["key"]) for row in rows] == [
+        ("1", "a"),
+        ("1", "b"),
+        ("1", "c"),
+        ("2", "x"),
+        ("2", "y"),
+    ]
+    rows = await table(tiroir.stream("shop", analysis.id, "pairs", form="csv"))
+    assert [row["distance"] for row in rows] == ["1", "2", "1", "1"]
+
+
+async def comparisons(tiroir: AsyncTiroir) -> None:
+    begun = await tiroir.begin_analysis("shop", threshold=2, against="old")
+    assert begun.parameters == {"threshold": 2, "against": "old"}
+    comparison = await finished(tiroir, begun, "shop")
+    assert comparison.result is not None
+    assert comparison.result["changed"] == 1
+    page = await tiroir.differences("shop", begun.id, limit=2)
+    assert [(each.key, each.status) for each in page.items] == [("b", "changed"), ("c", "nearly_unchanged")]
+    rest = await tiroir.differences("shop", begun.id, cursor=page.next_cursor)
+    assert [(each.key, each.status, each.counterpart) for each in rest.items] == [
+        ("d", "new", None),
+        ("gone", "gone", None),
+        ("m", "new", None),
+        ("n", "new", None),
+        ("x", "unchanged", "was"),
+        ("y", "nearly_unchanged", "was"),
+    ]
+    assert [each.key for each in (await tiroir.differences("shop", begun.id, status="gone")).items] == ["gone"]
+    rows = await table(tiroir.stream("shop", begun.id, "differences", form="csv", status="unchanged"))
+    assert [(row["key"], row["counterpart"]) for row in rows] == [("a", "a"), ("x", "was")]
+    rows = await table(tiroir.stream("shop", begun.id, "differences", form="csv"))
+    assert [row["key"] for row in rows] == ["b", "c", "d", "gone", "m", "n", "x", "y"]
+
+
+async def whole(parts: AsyncIterator[bytes]) -> bytes:
+    return b"".join([part async for part in parts])
+
+
+async def table(parts: AsyncIterator[bytes]) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((await whole(parts)).decode(), newline="")))
 
 
 async def collections_and_documents(tiroir: AsyncTiroir) -> None:
@@ -420,6 +554,101 @@ async def test_an_export_that_breaks_off_is_no_whole_one(kind: type[Tiroir | Asy
         async with opened(kind, url) as client:
             with pytest.raises(UnavailableServiceError):
                 read.extend([each async for each in client.export("shop")])
+
+
+# Results of analyses as streams
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@KINDS
+async def test_a_stream_comes_part_by_part_as_it_is_asked_for(kind: type[Tiroir | AsyncTiroir]) -> None:
+    """CSV may break a line within a key: nothing is made of lines."""
+    content = b'key,status\r\n"a\nb",new\r\n' * 10_000 + b"the end"
+    csv_kind = "text/csv; charset=utf-8"
+    with listening(chain([(200, csv_kind, content)], repeat((200, "application/x-ndjson", b"{}\n")))) as other:
+        async with opened(kind, other.url) as client:
+            read = [part async for part in client.stream("shop", 12, "differences", form="csv", status="new")]
+            assert await whole(client.stream("shop", 12, "pairs")) == b"{}\n"
+    assert b"".join(read) == content
+    assert len(read) > 1
+    assert [(asked.path, asked.headers["accept"]) for asked in other.asked] == [
+        ("/v1/collections/shop/analyses/12/differences?status=new", "text/csv"),
+        ("/v1/collections/shop/analyses/12/pairs", "application/x-ndjson"),
+    ]
+
+
+@KINDS
+@pytest.mark.parametrize("form", ["csv", "ndjson"])
+async def test_a_stream_that_is_cut_off_is_no_whole_one(
+    kind: type[Tiroir | AsyncTiroir], form: Literal["csv", "ndjson"]
+) -> None:
+    head = STREAM_HEAD % {"csv": b"text/csv", "ndjson": b"application/x-ndjson"}[form]
+    with breaking_off(head + b"5\r\na,b\r\n\r\n") as url:
+        async with opened(kind, url) as client:
+            parts = client.stream("shop", 12, "clusters", form=form)
+            assert await anext(parts) == b"a,b\r\n"
+            with pytest.raises(UnavailableServiceError):
+                await anext(parts)
+
+
+@KINDS
+async def test_a_stream_that_nobody_reads_to_its_end_leaves_the_client_usable(kind: type[Tiroir | AsyncTiroir]) -> None:
+    with listening(chain([(200, "text/csv", b"x" * 1_000_000)], repeat(DISTANCE))) as other:
+        async with opened(kind, other.url) as client:
+            async with aclosing(cast("AsyncGenerator[bytes]", client.stream("shop", 12, "pairs", form="csv"))) as parts:
+                assert (await anext(parts)).startswith(b"x")
+            assert await client.distance("0", "7") == 3
+
+
+@KINDS
+@pytest.mark.parametrize("kind_of_page", ["text/html", "application/json", ""])
+async def test_what_is_no_stream_is_not_taken_for_one(kind: type[Tiroir | AsyncTiroir], kind_of_page: str) -> None:
+    with pretending(repeat((200, kind_of_page, b"key,status\r\n"))) as url:
+        async with opened(kind, url) as client:
+            for parts in (
+                client.stream("shop", 12, "pairs", form="csv"),
+                client.stream("shop", 12, "pairs"),
+                client.export("shop"),
+            ):
+                with pytest.raises(ServiceError, match=r"is it a Tiroir service\?"):
+                    await whole(parts)
+
+
+async def test_a_stream_of_nothing_says_why(tiroir: AsyncTiroir, shop: str) -> None:
+    await tiroir.create_collection(shop)
+    begun = await tiroir.begin_analysis(shop)
+    for form in ("csv", "ndjson"):
+        with pytest.raises(ServiceError) as refused:
+            await whole(tiroir.stream(shop, begun.id, "clusters", form=form))
+        assert (refused.value.status, refused.value.problem) == (409, "analysis_unfinished")
+    with pytest.raises(ServiceError) as refused:
+        await whole(tiroir.stream(shop, 999_999, "pairs"))
+    assert (refused.value.status, refused.value.problem) == (404, "analysis_not_found")
+    with pytest.raises(ServiceError) as refused:
+        await whole(tiroir.stream(shop, begun.id, "pairs", status="new"))
+    assert refused.value.status == 422
+
+
+async def test_an_analysis_that_nobody_has_begun_is_canceled_at_once(tiroir: AsyncTiroir, shop: str) -> None:
+    await tiroir.create_collection(shop)
+    begun = await tiroir.begin_analysis(shop)
+    canceled = await tiroir.cancel_analysis(shop, begun.id)
+    assert (canceled.id, canceled.status) == (begun.id, "canceled")
+    assert (await tiroir.analyses(shop)).items == [canceled]
+
+
+@pytest.mark.parametrize("given", [{"clusters": "star"}, {"representative": "oldest"}])
+async def test_a_comparison_has_neither_clusters_nor_representatives(
+    tiroir: AsyncTiroir, shop: str, given: dict[str, Any]
+) -> None:
+    """What isn't given isn't sent either: `against` alone is accepted above."""
+    for name in (shop, f"{shop}-old"):
+        await tiroir.create_collection(name)
+    with pytest.raises(ServiceError) as refused:
+        await tiroir.begin_analysis(shop, against=f"{shop}-old", **given)
+    assert refused.value.status == 422
 
 
 # Errors
