@@ -1,26 +1,21 @@
-"""The commands that administrate a running service, with a progress bar where a person waits."""
+"""The commands that administrate a running service."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from app.api.admin_answers import OperationAnswer
-from app.cli.status import MissedError, OperationEndedError
-from app.client import Call, Tiroir, UnavailableServiceError, calls
-
-_POLL_SECONDS = 0.5
-# A service that restarts is away for a moment; an operation goes on all the same.
-_PATIENCE_SECONDS = 60.0
+from app.cli.output import ResultConsole
+from app.cli.status import MissedError
+from app.cli.waiting import finished
+from app.client import Call, Tiroir, calls
 
 
 class Administration:
     def __init__(self, tiroir: Tiroir) -> None:
         self._tiroir = tiroir
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = ResultConsole()
 
     def rebuild(self, threshold: int, bands: int | None, *, force: bool, wait: bool) -> None:
         """ServiceError where it is refused; with `wait` OperationEndedError where it doesn't succeed."""
@@ -89,39 +84,4 @@ class Administration:
     def _result(self, operation: OperationAnswer, again: Call[OperationAnswer], *, wait: bool) -> dict[str, Any] | None:
         """None where nobody waits for it. `again` asks how far it is."""
         self._console.print(f"{operation.kind} {operation.id} is {operation.status}")
-        if wait:
-            operation = self._wait(operation, again)
-        if operation.status in ("failed", "canceled"):
-            how = "was canceled" if operation.status == "canceled" else f"has failed: {operation.error}"
-            raise OperationEndedError(f"{operation.kind} {operation.id} {how}")
-        return operation.result
-
-    def _wait(self, operation: OperationAnswer, again: Call[OperationAnswer]) -> OperationAnswer:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=self._console, disable=not self._console.is_terminal) as bars:
-            bar, phase = None, None
-            heard = time.monotonic()
-            while operation.finished_at is None:
-                progress = operation.progress
-                if progress.phase is not None and progress.phase != phase:
-                    if bar is not None:
-                        bars.update(bar, total=bars.tasks[-1].total or 1, completed=bars.tasks[-1].total or 1)
-                    phase = progress.phase
-                    bar = bars.add_task(phase)
-                    if not self._console.is_terminal:
-                        self._console.print(phase)
-                if bar is not None:
-                    bars.update(bar, total=progress.total, completed=progress.done)
-                time.sleep(_POLL_SECONDS)
-                try:
-                    operation = self._tiroir.send(again)
-                    heard = time.monotonic()
-                except UnavailableServiceError:
-                    if time.monotonic() - heard > _PATIENCE_SECONDS:
-                        raise
-        return operation
+        return finished(self._tiroir, operation, again, self._console).result if wait else None

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from app.cli.administration import Administration
-from app.cli.documents import Commands, keys_of, query_of, results, text_of
+from app.cli.documents import Commands, keys_of, query_of, text_of
+from app.cli.output import results
 from app.cli.sources import STANDARD, Fields, Format, Sources
 from app.cli.status import Exit, UsageError, exit_of
 from app.client import Tiroir

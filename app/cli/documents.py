@@ -1,8 +1,6 @@
 """The commands that index, look up, export and delete documents of a running service."""
 
-import gzip
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -11,15 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from app.api.answers import CollectionAnswer, LookupAnswer
-from app.cli.sources import DAMAGED, HTML, STANDARD, Record, Sources, batches, printable, read_text
-from app.cli.status import Exit, IncompleteError, OutputError, UsageError
+from app.cli.output import written
+from app.cli.sources import DAMAGED, HTML, Record, Sources, batches, printable, read_text
+from app.cli.status import IncompleteError, UsageError
 from app.client import Tiroir
 from app.client.calls import OnError
 
@@ -46,7 +45,7 @@ class Commands:
     def __init__(self, tiroir: Tiroir, *, as_json: bool) -> None:
         self._tiroir = tiroir
         self._as_json = as_json
-        self._messages = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._messages = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
     def index(self, collection: str, sources: Sources, *, on_error: OnError) -> None:
         """IncompleteError where a document couldn't be read or stored; ServiceError where nothing can be done."""
@@ -127,7 +126,7 @@ class Commands:
         """A file appears when it is complete."""
         # To count them takes the service seconds a ten million: only for who looks at it.
         total = self._tiroir.collection(collection).counts.documents if self._messages.is_terminal else None
-        with self._progress(total=total) as advance, _written(output) as write:
+        with self._progress(total=total) as advance, written(output) as write:
             for number, line in enumerate(self._tiroir.export(collection, text=text), 1):
                 write(line + b"\n")
                 if number % 1000 == 0:
@@ -237,50 +236,3 @@ def _described(collection: CollectionAnswer) -> str:
     if collection.ttl is not None:
         parts.append(f"ttl {collection.ttl:,} s")
     return f"{collection.name} ({', '.join(parts)})"
-
-
-@contextmanager
-def _written(output: Path) -> Generator[Callable[[bytes], object]]:
-    """Standard output, or a file that is there as a whole or not at all. OutputError where it can't be written."""
-    if output == STANDARD:
-        yield sys.stdout.buffer.write
-        return
-    if output.exists() and not output.is_file():  # a pipe, a device: there is nothing to put in its place
-        with _writable(output) as file:
-            yield file.write
-        return
-    part = output.with_name(f"{output.name}.{os.getpid()}.part")
-    try:
-        with _writable(output, part) as file:
-            yield file.write
-        part.replace(output)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-@contextmanager
-def _writable(output: Path, part: Path | None = None) -> Generator[IO[bytes]]:
-    """`output`, or a part of it, open; compressed if its name says so. OutputError where it can't be written."""
-    path = part or output
-    try:
-        with gzip.open(path, "wb") if output.suffix == ".gz" else path.open("wb") as file:
-            yield cast("IO[bytes]", file)
-    except OSError as error:
-        raise OutputError(f"{printable(str(output))}: {error.strerror or error}") from None
-
-
-@contextmanager
-def results() -> Generator[None]:
-    """Of a command, on standard output. OutputError where that can't be written.
-
-    Who reads it may have seen enough: then the command ends without a word, as if the signal had ended it.
-    """
-    try:
-        yield
-        sys.stdout.flush()
-    except OSError as error:
-        # What is still in the buffer would fail again when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise SystemExit(Exit.PIPE) from None
-        raise OutputError(f"standard output: {error.strerror or error}") from None

@@ -1,6 +1,7 @@
 """The commands that administrate a running service, and the worker, as real processes."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from commanding import Ended, assert_refused, command, commands, end, failure, on_a_terminal, start
+from commanding import Ended, assert_refused, command, commands, end, failure, on_a_terminal, popen, start
 from pretended import Answer, pretending
 from service import Service, eventually, execute, free_port, new_database, running, stopped_at_the_end, working
 
@@ -210,6 +211,14 @@ def test_what_is_piped_is_not_folded(served: Service) -> None:
     """A sentence is a line, for whoever looks for it with grep."""
     first, *_ = command("layout", port=served.port).output.splitlines()
     assert re.fullmatch(r"\d+ bands of .* bits in table \w+: 40 fingerprints, .* MB; default threshold \d+", first)
+
+
+def test_a_reader_that_has_gone_before_the_first_line_is_no_failure(served: Service) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = popen(("layout",), {"port": served.port}, stdout=write)
+    os.close(write)
+    assert end(process) == Ended(Exit.PIPE, "", "")
 
 
 # What is typed

@@ -177,12 +177,12 @@ def test_files_that_can_not_be_read_are_named_with_the_byte_and_the_others_stay(
     shell.write("b.txt", LATIN)
     shell.write(b"caf\xe9.txt", TEXT)
     shell.write("d.txt", TEXT)
-    ended = shell.run("index", shop, "a.txt", "b.txt", b"caf\xe9.txt", "absent.txt", "d.txt")
+    ended = shell.run("index", shop, "a.txt", "b.txt", b"caf\xe9.txt", "absent:key:.txt", "d.txt")
     assert ended.status == Exit.INCOMPLETE
     assert ended.errors.splitlines() == [
         "b.txt: not UTF-8, at byte 2",
         r"caf\udce9.txt: its name is not UTF-8, so it can't be a key",
-        "absent.txt: No such file or directory",
+        "absent:key:.txt: No such file or directory",
         "tiroir: 3 of 5 failed; the others are indexed",
     ]
     assert keys(tiroir, shop) == ["a.txt", "d.txt"]
