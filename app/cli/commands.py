@@ -15,10 +15,11 @@ from pydantic_core import ErrorDetails
 from app.cli.administration import Administration
 from app.cli.documents import Commands, keys_of, query_of, text_of
 from app.cli.output import results
+from app.cli.reports import Reports, Wanted
 from app.cli.sources import STANDARD, Fields, Format, Sources
 from app.cli.status import Exit, UsageError, exit_of
 from app.client import Tiroir
-from app.client.calls import OnError
+from app.client.calls import Clusters, OnError
 from app.core.errors import TiroirError
 from app.settings import Settings
 
@@ -33,6 +34,12 @@ ApiKey = Annotated[
     str | None, typer.Option(help="Sent along as a bearer token.", envvar="TIROIR_API_KEY", show_envvar=True)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: JSON, an object a line.")]
+Wait = Annotated[bool, typer.Option(help="Show the progress until it is finished.")]
+AnalysisThreshold = Annotated[int | None, typer.Option(help="0 to 63; left out, the default of lookups.")]
+CsvFolder = Annotated[
+    Path | None, typer.Option("--csv", metavar="DIR", help="A folder for all of it, as tables; made if need be.")
+]
+Last = Annotated[bool, typer.Option("--last", help="Begin nothing: show the latest that is finished.")]
 Collection = Annotated[str, typer.Argument(help="The name of the collection.")]
 
 
@@ -97,7 +104,7 @@ def _rebuild(
     threshold: Annotated[int, typer.Option(help="Bits that may differ: the new default of lookups, 0 to 63.")],
     bands: Annotated[int | None, typer.Option(help="2 to 16; left out, as many as make lookups cheapest.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Build them anew even if they stay as they are.")] = False,
-    wait: Annotated[bool, typer.Option(help="Show the progress until it is finished.")] = True,
+    wait: Wait = True,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
@@ -110,7 +117,7 @@ def _rebuild(
 def _audit(
     sample: Annotated[int, typer.Option(help="Lookups to compare with a full scan.")] = 1000,
     threshold: Annotated[int | None, typer.Option(help="0 to 63; left out, the default of lookups.")] = None,
-    wait: Annotated[bool, typer.Option(help="Show the progress until it is finished.")] = True,
+    wait: Wait = True,
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
@@ -237,6 +244,51 @@ def _delete(
             commands.delete_collection(collection)
         else:
             commands.delete(collection, keys_of(keys_from) if keys_from is not None else keys or ())
+
+
+@_cli.command("report")
+def _report(
+    collection: Collection,
+    threshold: AnalysisThreshold = None,
+    clusters: Annotated[
+        Clusters | None,
+        typer.Option(help="What chains of near-duplicates connect (left out), or what is near one document."),
+    ] = None,
+    csv: CsvFolder = None,
+    as_json: AsJson = False,
+    last: Last = False,
+    wait: Wait = True,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Find all near-duplicates of a collection: how many, how far apart, the largest clusters.
+
+    An analysis with the same settings that isn't finished is waited for, else one begins.
+    """
+    with _connected(url, api_key) as tiroir:
+        Reports(tiroir, as_json=as_json, folder=csv, last=last, wait=wait).report(
+            Wanted(collection, threshold, clusters=clusters)
+        )
+
+
+@_cli.command("diff")
+def _diff(
+    old: Annotated[str, typer.Argument(help="The name of the earlier collection.")],
+    new: Annotated[str, typer.Argument(help="The name of the later one.")],
+    threshold: AnalysisThreshold = None,
+    csv: CsvFolder = None,
+    as_json: AsJson = False,
+    last: Last = False,
+    wait: Wait = True,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Tell what became of the documents of a collection in a later one: new, gone, changed, nearly unchanged.
+
+    An analysis with the same settings that isn't finished is waited for, else one begins.
+    """
+    with _connected(url, api_key) as tiroir:
+        Reports(tiroir, as_json=as_json, folder=csv, last=last, wait=wait).diff(Wanted(new, threshold, against=old))
 
 
 @contextmanager

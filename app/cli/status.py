@@ -27,6 +27,10 @@ class OperationEndedError(TiroirError):
     """The operation that was waited for didn't succeed."""
 
 
+class NoAnalysisError(TiroirError):
+    """There is no finished analysis to be shown."""
+
+
 class MissedError(TiroirError):
     """An audit has found what must not be."""
 
