@@ -235,7 +235,8 @@ def test_a_report_counts_and_shows_the_largest_clusters(service: Service, worker
         r"3 3 2 a\x1b[31m[red]:key:\n",
         "2 2 1 near",
     ]
-    bars = {line.split()[1]: line.count("█") for line in ended.output.splitlines() if re.match(r"│ +\d │", line)}
+    histogram, _, _ = ended.output.partition("Largest clusters")
+    bars = {line.split()[1]: line.count("█") for line in histogram.splitlines() if re.match(r"│ +\d │", line)}
     assert bars == {"0": 0, "1": 40, "2": 13, "3": 0}
 
 
@@ -494,6 +495,16 @@ def test_an_unfinished_analysis_is_found_behind_many_others() -> None:
         ("GET", "/v1/collections/shop/analyses/12"),
         ("GET", "/v1/collections/shop/analyses/12/clusters?limit=10"),
     ]
+
+
+def test_the_latest_is_one_that_has_succeeded_and_of_the_same_kind() -> None:
+    comparison = analysis_of("succeeded") | {"id": 14, "parameters": {"threshold": 1, "against": "old"}}
+    others = [comparison, analysis_of("failed") | {"id": 13}, analysis_of("running") | {"id": 11}]
+    listed = answer({"items": [*others, analysis_of("succeeded")], "next_cursor": None})
+    with pretending(chain([listed], repeat(CLUSTERS))) as url:
+        ended = command("report", "shop", "--last", "--json", "--url", url)
+    assert (ended.status, ended.errors) == (0, "")
+    assert json.loads(ended.output)["id"] == 12
 
 
 def test_an_analysis_that_fails_says_why() -> None:
