@@ -78,7 +78,8 @@ def upgrade() -> None:
         CREATE TABLE analysis_difference (
             analysis_id integer NOT NULL,
             key         text COLLATE "C" NOT NULL,
-            status      text COLLATE "C" NOT NULL CHECK (status IN ('new', 'gone', 'changed', 'nearly_unchanged', 'unchanged')),
+            status      text COLLATE "C" NOT NULL
+                        CHECK (status IN ('new', 'gone', 'changed', 'nearly_unchanged', 'unchanged')),
             distance    smallint,
             counterpart text COLLATE "C",
             PRIMARY KEY (analysis_id, key)
