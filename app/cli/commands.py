@@ -19,7 +19,7 @@ from app.cli.reports import Reports, Wanted
 from app.cli.sources import STANDARD, Fields, Format, Sources
 from app.cli.status import Exit, UsageError, exit_of
 from app.client import Tiroir
-from app.client.calls import Clusters, OnError
+from app.client.calls import Clusters, OnError, Representative
 from app.core.errors import TiroirError
 from app.settings import Settings
 
@@ -254,6 +254,9 @@ def _report(
         Clusters | None,
         typer.Option(help="What chains of near-duplicates connect (left out), or what is near one document."),
     ] = None,
+    representative: Annotated[
+        Representative | None, typer.Option(help="Which document stands for a cluster; left out, the oldest.")
+    ] = None,
     csv: CsvFolder = None,
     as_json: AsJson = False,
     last: Last = False,
@@ -267,7 +270,7 @@ def _report(
     """
     with _connected(url, api_key) as tiroir:
         Reports(tiroir, as_json=as_json, folder=csv, last=last, wait=wait).report(
-            Wanted(collection, threshold, clusters=clusters)
+            Wanted(collection, threshold, clusters=clusters, representative=representative)
         )
 
 

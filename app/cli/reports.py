@@ -19,7 +19,7 @@ from app.cli.sources import STANDARD, printable
 from app.cli.status import NoAnalysisError, OutputError, UsageError
 from app.cli.waiting import finished
 from app.client import Tiroir, calls
-from app.client.calls import Change, Clusters, Result
+from app.client.calls import Change, Clusters, Representative, Result
 
 _SHOWN = 10  # clusters, and keys of a kind
 _PAGE = 100  # analyses, as many as a page may hold
@@ -41,11 +41,17 @@ class Wanted:
     collection: str
     threshold: int | None
     clusters: Clusters | None = None
+    representative: Representative | None = None
     against: str | None = None
 
     @property
     def given(self) -> dict[str, Any]:
-        named = {"threshold": self.threshold, "clusters": self.clusters, "against": self.against}
+        named = {
+            "threshold": self.threshold,
+            "clusters": self.clusters,
+            "representative": self.representative,
+            "against": self.against,
+        }
         return {name: value for name, value in named.items() if value is not None}
 
 

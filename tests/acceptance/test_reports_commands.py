@@ -241,7 +241,8 @@ def test_a_report_counts_and_shows_the_largest_clusters(service: Service, worker
 
 
 def test_a_report_for_programs_is_one_object_and_nothing_else(service: Service, worker: Tiroir) -> None:
-    ended = command("report", "shop", "--clusters", "star", "--threshold", "1", "--json", port=service.port)
+    settings = ("--clusters", "star", "--representative", "first_key", "--threshold", "1")
+    ended = command("report", "shop", *settings, "--json", port=service.port)
     assert (ended.status, ended.errors, ended.output.count("\n")) == (0, "", 1)
     analysis = worker.analyses("shop", limit=1).items[0]
     told = json.loads(ended.output)
@@ -249,7 +250,7 @@ def test_a_report_for_programs_is_one_object_and_nothing_else(service: Service, 
         each.model_dump(mode="json") for each in worker.clusters("shop", analysis.id).items
     ]
     assert told == analysis.model_dump(mode="json")
-    assert analysis.parameters == {"threshold": 1, "clusters": "star", "representative": "oldest"}
+    assert analysis.parameters == {"threshold": 1, "clusters": "star", "representative": "first_key"}
 
 
 def test_the_latest_report_is_shown_again_without_beginning_one(service: Service, worker: Tiroir) -> None:
