@@ -79,7 +79,7 @@ def upgrade() -> None:
             analysis_id integer NOT NULL,
             key         text COLLATE "C" NOT NULL,
             status      text COLLATE "C" NOT NULL
-                        CHECK (status IN ('new', 'gone', 'changed', 'nearly_unchanged', 'unchanged')),
+                        CHECK (status IN ('new', 'gone', 'moved', 'changed', 'nearly_unchanged')),
             distance    smallint,
             counterpart text COLLATE "C",
             PRIMARY KEY (analysis_id, key)

@@ -156,8 +156,8 @@ class FlaggedAnswer(Row):
     fingerprint: str | None = Field(description="null: the text is too short.")
     near_duplicated: bool = Field(description="Another document is within the threshold.")
     exact_duplicated: bool = Field(description="Another document has the same content.")
-    cluster: int | None
-    representative: str | None
+    cluster: int | None = Field(description="null: it is in none, having no fingerprint.")
+    representative: str = Field(description="The document that stands for it: of its cluster, or of its content.")
     nearest_distance: int | None
 
     @classmethod
@@ -169,7 +169,7 @@ class FlaggedAnswer(Row):
                 near_duplicated=False,
                 exact_duplicated=True,
                 cluster=None,
-                representative=None,
+                representative=flagged.representative,
                 nearest_distance=None,
             )
         return cls(
@@ -192,7 +192,9 @@ class DifferenceAnswer(Row):
     key: str
     status: model.Change
     distance: int | None = Field(description="To the counterpart; null where there is none, or no fingerprint.")
-    counterpart: str | None = Field(description="The key of the other collection's document that it is compared with.")
+    counterpart: str | None = Field(
+        description="The key of the other collection's document that it is, or was, or else resembles."
+    )
 
     @classmethod
     def of(cls, difference: model.Difference) -> Self:

@@ -48,6 +48,4 @@ class NewAnalysisRequest(Request):
 
 
 class DifferenceParameters(PageParameters):
-    status: Change | None = Field(
-        default=None, description="Left out: all but documents that are unchanged under the same key."
-    )
+    status: Change | None = Field(default=None, description="Left out: all but what is unchanged.")

@@ -182,11 +182,12 @@ class Preference(StrEnum):
 
 
 class Change(StrEnum):
-    """What became of a document between two crawls. By its key; where only one of them has the key, by its content."""
+    """What became of a document between two crawls."""
 
-    NEW = "new"
-    GONE = "gone"
-    CHANGED = "changed"  # the key is there, and what it held is farther than the threshold
+    NEW = "new"  # the key wasn't there
+    GONE = "gone"  # the key isn't there any more
+    MOVED = "moved"  # one key has gone, another has come with its content, or what is near it
+    CHANGED = "changed"  # under the same key farther than the threshold
     NEARLY_UNCHANGED = "nearly_unchanged"
     UNCHANGED = "unchanged"
 
@@ -207,9 +208,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class WithoutFingerprint:
-    """A document that is in no cluster, and has the same content as another one."""
+    """A document that is in no cluster, and has the same content as another one; the first key stands for these."""
 
     key: str
+    representative: str
 
 
 Flagged = Member | WithoutFingerprint

@@ -124,7 +124,6 @@ class Analysis:
         told: dict[str, Json] = {
             "plan": {"kind": plan.kind, "parts": plan.parts, "passes": len(plan.passes)},
             "based_on": None if based_on is None else based_on.id,
-            "memory_bytes": self._needed(size, len(pairs)),
         }
         return pairs, told
 

@@ -1,17 +1,14 @@
 """What became of the documents of an earlier collection in a later one, as both are at one moment."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from anyio import to_thread
 from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
-from app.core.model import Change, Json, Operation
+from app.core.model import Change, Collection, Json, Operation
 from app.core.pairs import Selection, bytes_needed, choose_plan, find_pairs
 from app.service.operator import Progress
 from app.service.snapshots import (
-    FingerprintSet,
     Watched,
     at_one_moment,
     collection_of,
@@ -23,18 +20,10 @@ from app.service.snapshots import (
 )
 from app.settings import Settings
 from app.store import analyses
+from app.store.analyses import Near
 
 _STARTING, _OTHERS = 1, 2
 _NONE = np.iinfo(np.int64).max
-
-
-@dataclass(frozen=True, slots=True)
-class _Near:
-    """Fingerprints that have a neighbour in the other collection: the nearest one, and how far it is."""
-
-    simhashes: NDArray[np.int64]
-    others: NDArray[np.int64]
-    distances: NDArray[np.int16]
 
 
 class Comparison:
@@ -67,24 +56,15 @@ class Comparison:
             memory = bytes_needed(len(new.simhashes) + len(old.simhashes), 0, stars=False)
             await watched.plan(memory, self._most)
             await watched.begin("pairing")
-            near_new = await self._nearest(new, old, watched)
-            near_old = await self._nearest(old, new, watched)
-            await watched.begin("writing")
-            changes = await analyses.add_differences(
-                connection,
-                self._operation.id,
-                collection_id=later.id,
-                against_id=earlier.id,
-                threshold=self._threshold,
-                near_new=(near_new.simhashes, near_new.others, near_new.distances),
-                near_old=near_old.simhashes,
-            )
+            near_new = await self._nearest(new.bits, new.simhashes, old.simhashes, watched)
+            near_old = await self._nearest(new.bits, old.simhashes, new.simhashes, watched)
+            await watched.begin("comparing")
+            changes = await self._compare(connection, later, earlier, near_new, near_old, watched)
             documents = await analyses.count_documents(connection, later.id)
             before = await analyses.count_documents(connection, earlier.id)
             watched.end()
             result: dict[str, Json] = {
                 **self._result(changes, documents, before),
-                "memory_bytes": memory,
                 "moment": moment.isoformat(),
                 "seconds": watched.seconds,
             }
@@ -100,15 +80,43 @@ class Comparison:
             await require_collections(connection, self._session, [later.id, earlier.id])
         return result
 
-    async def _nearest(self, there: FingerprintSet, others: FingerprintSet, watched: Watched) -> _Near:
+    async def _compare(
+        self,
+        connection: AsyncConnection,
+        later: Collection,
+        earlier: Collection,
+        near_new: Near,
+        near_old: Near,
+        watched: Watched,
+    ) -> dict[tuple[Change, int | None], int]:
+        """Writes what has become of each document, and counts."""
+        analysis_id = self._operation.id
+        both = {"collection_id": later.id, "against_id": earlier.id}
+        await analyses.add_same_keys(connection, analysis_id, **both, threshold=self._threshold)
+        await analyses.set_apart(connection, **both)
+        await analyses.add_moved(connection, analysis_id)
+        arrived, left_behind = await analyses.fingerprints_set_apart(connection)
+        nearest = await self._nearest(later.scheme.bits, arrived, left_behind, watched)
+        same = np.intersect1d(arrived, left_behind)  # of other words
+        near = Near(
+            np.concatenate([same, nearest.simhashes]),
+            np.concatenate([same, nearest.others]),
+            np.concatenate([np.zeros(len(same), np.int16), nearest.distances]),
+        )
+        await analyses.add_moved(connection, analysis_id, near)
+        return await analyses.add_new_and_gone(connection, analysis_id, **both, near_new=near_new, near_old=near_old)
+
+    async def _nearest(
+        self, bits: int, simhashes: NDArray[np.int64], others: NDArray[np.int64], watched: Watched
+    ) -> Near:
         """Of the fingerprints that the others don't have, those that have a neighbour there."""
-        alone = await to_thread.run_sync(lambda: np.setdiff1d(there.simhashes, others.simhashes, assume_unique=True))
-        both = np.concatenate([alone, others.simhashes])
+        alone = await to_thread.run_sync(lambda: np.setdiff1d(simhashes, others, assume_unique=True))
+        both = np.concatenate([alone, others])
         values = both.view(np.uint64)
         flags = np.full(len(both), _OTHERS, np.uint8)
         flags[: len(alone)] = _STARTING
         different = await to_thread.run_sync(sample_differences, values)
-        plan = await to_thread.run_sync(choose_plan, different, len(both), there.bits, self._threshold, len(alone))
+        plan = await to_thread.run_sync(choose_plan, different, len(both), bits, self._threshold, len(alone))
         # The distance in the higher half, so that the least is the nearest, and of several the first.
         least = np.full(len(alone), _NONE)
         async for step in found(find_pairs(values, plan, Selection(flags, _STARTING | _OTHERS)), plan, watched):
@@ -116,7 +124,7 @@ class Comparison:
             np.minimum.at(least, step.first, apart << 32 | step.second)
             require_memory(bytes_needed(len(both), len(step.first), stars=False), self._most)
         near = np.flatnonzero(least < _NONE)
-        return _Near(alone[near], both[least[near] & 0xFFFFFFFF], (least[near] >> 32).astype(np.int16))
+        return Near(alone[near], both[least[near] & 0xFFFFFFFF], (least[near] >> 32).astype(np.int16))
 
     def _result(self, changes: dict[tuple[Change, int | None], int], documents: int, before: int) -> dict[str, Json]:
         counts = dict.fromkeys(Change, 0)
@@ -125,14 +133,11 @@ class Comparison:
             counts[change] += count
             if change is Change.NEARLY_UNCHANGED and distance is not None:
                 histogram[distance] = count
-        moved = counts[Change.UNCHANGED]
-        counts[Change.UNCHANGED] = (
-            documents - counts[Change.NEW] - counts[Change.CHANGED] - counts[Change.NEARLY_UNCHANGED]
-        )
+        still_there = (Change.NEW, Change.MOVED, Change.CHANGED, Change.NEARLY_UNCHANGED)
+        counts[Change.UNCHANGED] = documents - sum(counts[change] for change in still_there)
         return {
             "documents": documents,
             "documents_before": before,
             **{str(change): count for change, count in counts.items()},
-            "moved": moved,
             "histogram": histogram,
         }

@@ -241,32 +241,77 @@ async def pairs(connection: AsyncConnection, analysis_id: int, *, start: int, li
     return numbers.reshape(-1, 2)[start - first * size :][:limit]
 
 
-async def add_differences(
+@dataclass(frozen=True, slots=True)
+class Near:
+    """Fingerprints that have a neighbour elsewhere: the nearest one, and how far it is."""
+
+    simhashes: NDArray[np.int64]
+    others: NDArray[np.int64]
+    distances: NDArray[np.int16]
+
+    @property
+    def values(self) -> dict[str, NDArray[Any]]:
+        return {"simhashes": self.simhashes, "others": self.others, "distances": self.distances}
+
+
+async def add_same_keys(
+    connection: AsyncConnection, analysis_id: int, *, collection_id: int, against_id: int, threshold: int
+) -> None:
+    """Documents whose key both collections have, with another content."""
+    values = {"id": analysis_id, "collection_id": collection_id, "against_id": against_id, "threshold": threshold}
+    await connection.execute(_SQL["add_same_keys"], values)
+
+
+async def set_apart(connection: AsyncConnection, *, collection_id: int, against_id: int) -> None:
+    """Documents whose key only one of the collections has, for the statements below, until the transaction ends."""
+    for name in ("arrived", "left_behind"):
+        await connection.execute(_SQL[name], {"collection_id": collection_id, "against_id": against_id})
+
+
+async def add_moved(connection: AsyncConnection, analysis_id: int, near: Near | None = None) -> None:
+    """Documents that have arrived with the content of one that was left behind; `near`: or with something near it.
+
+    One that has moved, and what it was, is set apart no more.
+    """
+    values = {"id": analysis_id}
+    if near is None:
+        await connection.execute(_SQL["add_moved"], values)
+    else:
+        await connection.execute(_SQL["add_nearly_moved"], values | near.values)
+    for name in ("arrived", "left_behind"):
+        await connection.execute(_SQL[f"remove_moved_from_{name}"], values)
+
+
+async def fingerprints_set_apart(
+    connection: AsyncConnection,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct fingerprints that have arrived, and those that were left behind, in ascending order."""
+    found: list[NDArray[np.int64]] = []
+    for name in ("arrived", "left_behind"):
+        row = await (await connection.execute(_SQL[f"fingerprints_{name}"], binary=True)).fetchone()
+        assert row is not None  # noqa: S101  an aggregate
+        found.append(np.frombuffer(row[0], ">i8").astype(np.int64))
+    arrived, left_behind = found
+    return arrived, left_behind
+
+
+async def add_new_and_gone(
     connection: AsyncConnection,
     analysis_id: int,
     *,
     collection_id: int,
     against_id: int,
-    threshold: int,
-    near_new: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int16]],
-    near_old: NDArray[np.int64],
+    near_new: Near,
+    near_old: Near,
 ) -> dict[tuple[Change, int | None], int]:
-    """How many documents each change has befallen, by distance; those apart that are the same under the same key.
+    """All that is still set apart; then how many documents there are of each change, by distance.
 
-    `near_new`: fingerprints of the later collection alone, the nearest of the earlier one, and the distance.
-    `near_old`: fingerprints of the earlier collection alone that are near one of the later.
+    `near_new`: fingerprints of the later collection alone, with the nearest of the earlier; `near_old`: the reverse.
     """
-    ids = {"id": analysis_id, "collection_id": collection_id, "against_id": against_id}
-    simhashes, near, distances = near_new
-    values = {
-        "threshold": threshold,
-        "simhashes": simhashes,
-        "others": near,
-        "distances": distances,
-    }
-    await connection.execute(_SQL["add_differing"], ids | values)
-    await connection.execute(_SQL["add_gone"], ids | {"simhashes": near_old})
-    rows = await (await connection.execute(_SQL["count_differences"], {"id": analysis_id})).fetchall()
+    values = {"id": analysis_id}
+    await connection.execute(_SQL["add_new"], values | {"among_id": against_id} | near_new.values)
+    await connection.execute(_SQL["add_gone"], values | {"among_id": collection_id} | near_old.values)
+    rows = await (await connection.execute(_SQL["count_differences"], values)).fetchall()
     return {(Change(status), distance): count for status, distance, count in rows}
 
 
@@ -310,7 +355,7 @@ async def without_fingerprint(
     """The next documents without a fingerprint that share their content with another one."""
     values = {"id": analysis_id, "after": after, "limit": limit}
     rows = await (await connection.execute(_SQL["without_fingerprint"], values)).fetchall()
-    return [WithoutFingerprint(key) for (key,) in rows]
+    return [WithoutFingerprint(*row) for row in rows]
 
 
 async def described(
@@ -325,7 +370,7 @@ async def described(
 async def differences(
     connection: AsyncConnection, analysis_id: int, *, change: Change | None, after: str, limit: int
 ) -> list[Difference]:
-    """The next documents with this change; None: with any but `unchanged` under the same key."""
+    """The next documents with this change; None: with any but `unchanged`."""
     values = {"id": analysis_id, "after": after, "status": change, "limit": limit}
     statement = _SQL["unchanged" if change is Change.UNCHANGED else "differences"]
     rows = await (await connection.execute(statement, values)).fetchall()

@@ -378,7 +378,7 @@ async def test_documents_without_a_fingerprint_have_exact_duplicates_alone(repor
     flagged = await reports.flagged(analyzed, limit=2)
     in_clusters = [(each.key, each.exact) for each in flagged if isinstance(each, Member)]
     assert sorted(in_clusters) == [("long-1", True), ("long-2", True), ("near", False)]
-    assert flagged[3:] == [WithoutFingerprint("short-1"), WithoutFingerprint("short-2")]
+    assert flagged[3:] == [WithoutFingerprint(f"short-{number}", "short-1") for number in (1, 2)]
 
 
 PREFERRED = {
@@ -838,22 +838,6 @@ async def test_exact_duplicates_of_no_collection(reports: Reports) -> None:
 # Across crawls
 
 
-def difference_of(key: str, new: dict[str, int], old: dict[str, int], threshold: int) -> tuple[Change, int | None]:
-    """By its key; where only one of the two has it, by its fingerprint."""
-    if key in new and key in old:
-        away = distance(new[key], old[key])
-        if away == 0:
-            return Change.UNCHANGED, 0
-        return (Change.NEARLY_UNCHANGED if away <= threshold else Change.CHANGED), away
-    here, there = (new, old) if key in new else (old, new)
-    away = min((distance(here[key], each) for each in there.values()), default=64)
-    if key in old:
-        return (Change.UNCHANGED, None) if away <= threshold else (Change.GONE, None)
-    if away == 0:
-        return Change.UNCHANGED, 0
-    return (Change.NEARLY_UNCHANGED, away) if away <= threshold else (Change.NEW, None)
-
-
 @pytest.mark.parametrize("threshold", [0, 3, 7])
 async def test_a_comparison_tells_what_became_of_each_document(reports: Reports, threshold: int) -> None:
     random = Random(threshold)
@@ -862,35 +846,78 @@ async def test_a_comparison_tells_what_became_of_each_document(reports: Reports,
     for key in random.sample(sorted(new), 25):
         new[key] = flipped(new[key], random.sample(range(63), random.choice((1, 2, 3, 5, 8, 30))))
     gone = sorted(set(old) - set(new))
-    for number in range(30):
-        source = random.choice([old[random.choice(gone)], random.getrandbits(63)])
-        new[f"moved-{number:02}"] = flipped(source, random.sample(range(63), random.choice((0, 1, 3, 4, 7))))
+    gone = random.sample(gone, len(gone) // 2)  # the others stay gone
+    for number in range(40):
+        source = random.choice([old[random.choice(gone)], old[random.choice(sorted(old))], random.getrandbits(63)])
+        new[f"came-{number:02}"] = flipped(source, random.sample(range(63), random.choice((0, 0, 1, 3, 4, 7))))
     earlier = Pages(reports.worker.services)
     await earlier.put_many(old)
     await reports.pages.put_many(new)
     compared = await reports.run(threshold, against=earlier.name)
-    expected = {key: difference_of(key, new, old, threshold) for key in {*new, *old}}
-    for change in Change:
-        found = {each.key: each.distance for each in await reports.differences(compared, change)}
-        listed = {key: away for key, (its, away) in expected.items() if its is change}
-        if change is Change.UNCHANGED:
-            listed = {key: away for key, away in listed.items() if key in new}
-        assert found == listed, change
-        assert compared.result
-        assert compared.result[change] == len(listed)
-    everything = await reports.differences(compared, None)
-    assert [each.key for each in everything] == sorted(each.key for each in everything)
-    assert {each.key for each in everything} == {
-        key for key, (its, _) in expected.items() if its is not Change.UNCHANGED or (key not in old)
+    found = {each.key: each for each in await reports.differences(compared, None)}
+    assert list(found) == sorted(found)
+
+    for key in old.keys() & new.keys():
+        away = distance(new[key], old[key])
+        if away == 0:
+            assert key not in found
+        else:
+            change = Change.NEARLY_UNCHANGED if away <= threshold else Change.CHANGED
+            assert found[key] == Difference(key, change, away, key)
+    moved = {each.counterpart: each.key for each in found.values() if each.change is Change.MOVED}
+    assert len(moved) == sum(each.change is Change.MOVED for each in found.values())  # each was one document
+    for was, key in moved.items():
+        assert was in old.keys() - new.keys()
+        assert key in new.keys() - old.keys()
+        assert found[key].distance == distance(old[was], new[key]) <= threshold
+    arrived = new.keys() - old.keys() - set(moved.values())
+    left_behind = old.keys() - new.keys() - moved.keys()
+    assert not {new[key] for key in arrived} & {old[key] for key in left_behind}
+    for keys, mine, others, change in ((arrived, new, old, Change.NEW), (left_behind, old, new, Change.GONE)):
+        for key in keys:
+            away = min(distance(mine[key], each) for each in others.values())
+            assert found[key].change is change
+            assert found[key].distance == (away if away <= threshold else None)
+            counterpart = found[key].counterpart
+            assert (counterpart is None) == (away > threshold)
+            assert counterpart is None or distance(mine[key], others[counterpart]) == away
+    assert set(found) == {key for key in old.keys() & new.keys() if old[key] != new[key]} | {
+        *moved.values(),
+        *arrived,
+        *left_behind,
     }
-    for each in everything:
-        if each.counterpart is not None:
-            assert distance(new[each.key], old[each.counterpart]) == each.distance
-            assert each.counterpart == each.key or each.key not in old
-    nearly = Counter(each.distance for each in everything if each.change is Change.NEARLY_UNCHANGED)
+
+    assert len(moved) > 3
+    assert len(arrived) > 3
+    assert len(left_behind) > 1
+    counts = Counter(each.change for each in found.values())
+    counts[Change.UNCHANGED] = sum(old[key] == new[key] for key in old.keys() & new.keys())
     assert compared.result
+    assert {change: compared.result[change] for change in Change} == {change: counts[change] for change in Change}
+    for change in Change:
+        listed = [each.key for each in await reports.differences(compared, change)]
+        if change is Change.UNCHANGED:
+            assert listed == sorted(key for key in old.keys() & new.keys() if old[key] == new[key])
+        else:
+            assert listed == [key for key, each in found.items() if each.change is change]
+    nearly = Counter(each.distance for each in found.values() if each.change is Change.NEARLY_UNCHANGED)
     assert compared.result["histogram"] == [nearly[away] for away in range(threshold + 1)]
     assert (compared.result["documents"], compared.result["documents_before"]) == (len(new), len(old))
+
+
+async def test_what_has_gone_is_told_even_where_its_content_stays(reports: Reports) -> None:
+    """A page is gone though its copy is there, and a copy of a page that stays is new: both name what is there."""
+    earlier = Pages(reports.worker.services)
+    await earlier.put_many({"page": TEXT, "copy": TEXT})
+    await reports.pages.put_many({"page": TEXT, "another-copy-1": TEXT, "another-copy-2": TEXT})
+    compared = await reports.run(3, against=earlier.name)
+    assert await reports.differences(compared) == [
+        Difference("another-copy-1", Change.MOVED, 0, "copy"),
+        Difference("another-copy-2", Change.NEW, 0, "copy"),
+    ]
+    await reports.worker.services.documents.delete_many(reports.pages.name, ["another-copy-1", "another-copy-2"])
+    compared = await reports.run(3, against=earlier.name)
+    assert await reports.differences(compared) == [Difference("copy", Change.GONE, 0, "page")]
 
 
 async def test_texts_are_compared_by_their_content(reports: Reports) -> None:
@@ -899,22 +926,18 @@ async def test_texts_are_compared_by_their_content(reports: Reports) -> None:
     other = TEXT.replace(WORDS[-1], "other")
     await earlier.put_many({"same": "two words", "moved": "three words here", "edited": "four of them, short"})
     await earlier.put_many({"page": TEXT, "gone": "gone for good"})
-    await reports.pages.put_many(
-        {"same": "two words", "elsewhere": "Three words here", "edited": "five of them, short"}
-    )
-    await reports.pages.put_many({"page": other, "new": "never seen"})
+    await reports.pages.put_many({"same": "two words", "elsewhere": "Three words here"})
+    await reports.pages.put_many({"edited": "five of them, short", "page": other, "new": "never seen"})
     compared = await reports.run(63, against=earlier.name)
     found = {each.key: (each.change, each.counterpart) for each in await reports.differences(compared)}
     assert found == {
-        "elsewhere": (Change.UNCHANGED, "moved"),
+        "elsewhere": (Change.MOVED, "moved"),
         "edited": (Change.CHANGED, "edited"),
         "page": (Change.NEARLY_UNCHANGED, "page"),
         "new": (Change.NEW, None),
         "gone": (Change.GONE, None),
     }
-    assert [each.key for each in await reports.differences(compared, Change.UNCHANGED)] == ["elsewhere", "same"]
-    assert compared.result
-    assert compared.result["moved"] == 1
+    assert await reports.differences(compared, Change.UNCHANGED) == [Difference("same", Change.UNCHANGED, None, "same")]
 
 
 async def test_a_comparison_of_collections_that_are_empty(reports: Reports) -> None:

@@ -41,47 +41,88 @@ VALUES (%(id)s::int, %(collection_id)s::int, %(against_id)s::int, %(threshold)s:
 INSERT INTO analysis_block (analysis_id, kind, number, numbers)
 VALUES (%(id)s::int, %(kind)s::text, %(number)s::int, %(numbers)s::bytea)
 
--- add_differing: documents of a collection that aren't in the earlier one under the same key with the same content
+-- add_same_keys: documents that are in both collections under the same key, with another content
 INSERT INTO analysis_difference (analysis_id, key, status, distance, counterpart)
-SELECT %(id)s::int, d.key,
-       CASE WHEN e.key IS NOT NULL AND bit_count((d.simhash # e.simhash)::bit(64)) <= %(threshold)s::int
-                THEN 'nearly_unchanged'
-            WHEN e.key IS NOT NULL THEN 'changed'
-            WHEN c.same_content IS NOT NULL OR (c.same_fingerprint IS NOT NULL AND d.content_hash IS NULL)
-                THEN 'unchanged'
-            WHEN c.same_fingerprint IS NOT NULL OR n.simhash IS NOT NULL THEN 'nearly_unchanged'
-            ELSE 'new' END,
-       CASE WHEN e.key IS NOT NULL THEN bit_count((d.simhash # e.simhash)::bit(64))
-            WHEN c.same_content IS NOT NULL OR c.same_fingerprint IS NOT NULL THEN 0
-            ELSE n.distance::smallint END,
-       CASE WHEN e.key IS NOT NULL THEN e.key
-            ELSE coalesce(c.same_content, c.same_fingerprint, (
-                SELECT key FROM document
-                WHERE collection_id = %(against_id)s::int AND simhash = n.other ORDER BY key LIMIT 1)) END
+SELECT %(id)s::int, d.key, CASE WHEN apart.distance <= %(threshold)s::int THEN 'nearly_unchanged' ELSE 'changed' END,
+       apart.distance, d.key
 FROM document d
-LEFT JOIN document e ON e.collection_id = %(against_id)s::int AND e.key = d.key
-LEFT JOIN unnest(%(simhashes)b::bigint[], %(others)b::bigint[], %(distances)b::bigint[]) n (simhash, other, distance)
-       ON n.simhash = d.simhash
-CROSS JOIN LATERAL (
-    SELECT (SELECT key FROM document
-            WHERE collection_id = %(against_id)s::int AND content_hash = d.content_hash AND e.key IS NULL
-            ORDER BY key LIMIT 1) AS same_content,
-           (SELECT key FROM document
-            WHERE collection_id = %(against_id)s::int AND simhash = d.simhash AND e.key IS NULL
-            ORDER BY key LIMIT 1) AS same_fingerprint) c
+JOIN document e ON e.collection_id = %(against_id)s::int AND e.key = d.key
+CROSS JOIN LATERAL (SELECT bit_count((d.simhash # e.simhash)::bit(64))::smallint AS distance) apart
 WHERE d.collection_id = %(collection_id)s::int
-  AND (e.key IS NULL OR (d.content_hash, d.simhash) IS DISTINCT FROM (e.content_hash, e.simhash))
+  AND (d.content_hash, d.simhash) IS DISTINCT FROM (e.content_hash, e.simhash)
 
--- add_gone: documents of the earlier collection whose key and content, or anything near it, aren't in the later one
-INSERT INTO analysis_difference (analysis_id, key, status)
-SELECT %(id)s::int, e.key, 'gone'
-FROM document e
-LEFT JOIN unnest(%(simhashes)b::bigint[]) n (simhash) ON n.simhash = e.simhash
-WHERE e.collection_id = %(against_id)s::int AND n.simhash IS NULL
+-- arrived: documents of the later collection whose key the earlier one doesn't have
+CREATE TEMPORARY TABLE arrived ON COMMIT DROP AS
+SELECT key, content_hash, simhash, coalesce(content_hash, int8send(simhash)) AS content FROM document d
+WHERE collection_id = %(collection_id)s::int
+  AND NOT EXISTS (SELECT FROM document e WHERE e.collection_id = %(against_id)s::int AND e.key = d.key)
+
+-- left_behind: documents of the earlier collection whose key the later one doesn't have
+CREATE TEMPORARY TABLE left_behind ON COMMIT DROP AS
+SELECT key, content_hash, simhash, coalesce(content_hash, int8send(simhash)) AS content FROM document e
+WHERE collection_id = %(against_id)s::int
   AND NOT EXISTS (SELECT FROM document d WHERE d.collection_id = %(collection_id)s::int AND d.key = e.key)
-  AND NOT EXISTS (
-      SELECT FROM document d WHERE d.collection_id = %(collection_id)s::int AND d.content_hash = e.content_hash)
-  AND NOT EXISTS (SELECT FROM document d WHERE d.collection_id = %(collection_id)s::int AND d.simhash = e.simhash)
+
+-- add_moved: of the same content the first that has arrived is the first that was left behind, and so on
+INSERT INTO analysis_difference (analysis_id, key, status, distance, counterpart)
+SELECT %(id)s::int, a.key, 'moved', 0, l.key
+FROM (SELECT key, content, row_number() OVER (PARTITION BY content ORDER BY key) AS number FROM arrived) a
+JOIN (SELECT key, content, row_number() OVER (PARTITION BY content ORDER BY key) AS number FROM left_behind) l
+     USING (content, number)
+
+-- add_nearly_moved: the same for fingerprints that are near one another, the nearest first
+INSERT INTO analysis_difference (analysis_id, key, status, distance, counterpart)
+SELECT %(id)s::int, a.key, 'moved', a.distance, l.key
+FROM (SELECT key, n.other, n.distance, row_number() OVER (PARTITION BY n.other ORDER BY n.distance, key) AS number
+      FROM arrived
+      JOIN unnest(%(simhashes)b::bigint[], %(others)b::bigint[], %(distances)b::bigint[]) n (simhash, other, distance)
+           USING (simhash)) a
+JOIN (SELECT key, simhash, row_number() OVER (PARTITION BY simhash ORDER BY key) AS number FROM left_behind) l
+     ON l.simhash = a.other AND l.number = a.number
+
+-- remove_moved_from_arrived: those whose old key is known
+DELETE FROM arrived a USING analysis_difference d
+WHERE d.analysis_id = %(id)s::int AND d.status = 'moved' AND d.key = a.key
+
+-- remove_moved_from_left_behind: those whose new key is known
+DELETE FROM left_behind l USING analysis_difference d
+WHERE d.analysis_id = %(id)s::int AND d.status = 'moved' AND d.counterpart = l.key
+
+-- fingerprints_arrived: their distinct fingerprints, eight bytes each
+SELECT coalesce(string_agg(int8send(simhash), ''::bytea ORDER BY simhash), '')
+FROM (SELECT DISTINCT simhash FROM arrived WHERE simhash IS NOT NULL) f
+
+-- fingerprints_left_behind: their distinct fingerprints, eight bytes each
+SELECT coalesce(string_agg(int8send(simhash), ''::bytea ORDER BY simhash), '')
+FROM (SELECT DISTINCT simhash FROM left_behind WHERE simhash IS NOT NULL) f
+
+-- add_new: what has arrived and has not moved; the counterpart is what resembles it among all earlier documents
+INSERT INTO analysis_difference (analysis_id, key, status, distance, counterpart)
+SELECT %(id)s::int, a.key, 'new', CASE WHEN c.same IS NOT NULL THEN 0 ELSE n.distance END, coalesce(c.same, c.near)
+FROM arrived a
+LEFT JOIN unnest(%(simhashes)b::bigint[], %(others)b::bigint[], %(distances)b::bigint[]) n (simhash, other, distance)
+       ON n.simhash = a.simhash
+CROSS JOIN LATERAL (
+    SELECT coalesce((SELECT key FROM document
+                     WHERE collection_id = %(among_id)s::int AND content_hash = a.content_hash ORDER BY key LIMIT 1),
+                    (SELECT key FROM document
+                     WHERE collection_id = %(among_id)s::int AND simhash = a.simhash ORDER BY key LIMIT 1)) AS same,
+           (SELECT key FROM document
+            WHERE collection_id = %(among_id)s::int AND simhash = n.other ORDER BY key LIMIT 1) AS near) c
+
+-- add_gone: what was left behind and has not moved; the counterpart is what resembles it among all later documents
+INSERT INTO analysis_difference (analysis_id, key, status, distance, counterpart)
+SELECT %(id)s::int, l.key, 'gone', CASE WHEN c.same IS NOT NULL THEN 0 ELSE n.distance END, coalesce(c.same, c.near)
+FROM left_behind l
+LEFT JOIN unnest(%(simhashes)b::bigint[], %(others)b::bigint[], %(distances)b::bigint[]) n (simhash, other, distance)
+       ON n.simhash = l.simhash
+CROSS JOIN LATERAL (
+    SELECT coalesce((SELECT key FROM document
+                     WHERE collection_id = %(among_id)s::int AND content_hash = l.content_hash ORDER BY key LIMIT 1),
+                    (SELECT key FROM document
+                     WHERE collection_id = %(among_id)s::int AND simhash = l.simhash ORDER BY key LIMIT 1)) AS same,
+           (SELECT key FROM document
+            WHERE collection_id = %(among_id)s::int AND simhash = n.other ORDER BY key LIMIT 1) AS near) c
 
 -- count_differences: by status and distance
 SELECT status, distance, count(*) FROM analysis_difference WHERE analysis_id = %(id)s::int GROUP BY status, distance
@@ -157,7 +198,9 @@ ORDER BY f.number, d.key
 LIMIT %(limit)s::int
 
 -- without_fingerprint: documents that have none and share their content with another one
-SELECT d.key
+SELECT d.key, (SELECT key FROM document e
+               WHERE e.collection_id = a.collection_id AND e.content_hash = d.content_hash AND e.created_at <= a.moment
+               ORDER BY key LIMIT 1) AS representative
 FROM analysis a JOIN document d ON d.collection_id = a.collection_id
 WHERE a.id = %(id)s::int AND d.simhash IS NULL AND d.key > %(after)s::text AND d.created_at <= a.moment
   AND EXISTS (SELECT FROM document e
@@ -181,12 +224,12 @@ WHERE analysis_id = %(id)s::int AND key > %(after)s::text
 ORDER BY key
 LIMIT %(limit)s::int
 
--- unchanged: the next documents with the same content as before
-SELECT d.key, 'unchanged', 0, coalesce(u.counterpart, d.key)
+-- unchanged: the next documents with the same content as before under the same key
+SELECT d.key, 'unchanged', CASE WHEN d.simhash IS NOT NULL THEN 0 END, d.key
 FROM analysis a
 JOIN document d ON d.collection_id = a.collection_id AND d.created_at <= a.moment
-LEFT JOIN analysis_difference u ON u.analysis_id = a.id AND u.key = d.key
-WHERE a.id = %(id)s::int AND d.key > %(after)s::text AND (u.key IS NULL OR u.status = 'unchanged')
+WHERE a.id = %(id)s::int AND d.key > %(after)s::text
+  AND NOT EXISTS (SELECT FROM analysis_difference u WHERE u.analysis_id = a.id AND u.key = d.key)
 ORDER BY d.key
 LIMIT %(limit)s::int
 
