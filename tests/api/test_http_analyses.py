@@ -11,6 +11,7 @@ import pytest
 from anyio import fail_after, sleep
 from httpx2 import AsyncClient
 
+from app.api import cursor
 from app.core.model import Flagged
 from app.service.analyses import Analyses
 from app.settings import Settings
@@ -335,20 +336,39 @@ async def test_what_memory_cannot_hold_is_refused(settings: Settings) -> None:
 BAD_CURSORS = ["x", "MQ", "LTEgYQ", "MSB6eg", "OTk5OTk5OTk5OTk5OTk5OTk5OTk5OSA", "AA"]
 
 
-@pytest.mark.parametrize("cursor", BAD_CURSORS)
-async def test_a_cursor_that_no_page_gave_is_refused(client: AsyncClient, cursor: str) -> None:
+@pytest.mark.parametrize("given", BAD_CURSORS)
+async def test_a_cursor_that_no_page_gave_is_refused(client: AsyncClient, given: str) -> None:
     await put(client, "a", simhash="1")
     await put(client, "b", simhash="1")
     url = await analyzed(client)
     refused = [
-        (await client.get(address, params={"cursor": cursor})).status_code
+        (await client.get(address, params={"cursor": given})).status_code
         for address in (f"{url}/clusters", f"{url}/clusters/1", f"{url}/pairs", f"{url}/documents")
     ]
     # What holds a number and a text may be meant for another list: there it is a place like any.
     assert set(refused) <= {200, 422}
     assert_problem(
-        await client.get(f"{SHOP}/exact-duplicates", params={"cursor": cursor}), 422, "invalid_input", "/cursor"
+        await client.get(f"{SHOP}/exact-duplicates", params={"cursor": given}), 422, "invalid_input", "/cursor"
     )
+
+
+async def test_a_cursor_of_exact_duplicates_is_no_cursor_of_pairs(client: AsyncClient) -> None:
+    """It holds a number that no list of pairs comes to."""
+    for text in ("oak", "elm"):
+        await put(client, f"{text}-1", text=text)
+        await put(client, f"{text}-2", text=text)
+    url = await analyzed(client)
+    page = await ok(client, "GET", f"{SHOP}/exact-duplicates?limit=1")
+    answer = await client.get(f"{url}/pairs", params={"cursor": page["next_cursor"]})
+    assert_problem(answer, 422, "invalid_input", "/cursor")
+
+
+async def test_the_last_place_that_a_list_of_pairs_can_come_to_has_none(client: AsyncClient) -> None:
+    await put(client, "a", simhash="1")
+    await put(client, "b", simhash="1")
+    url = await analyzed(client)
+    answer = await client.get(f"{url}/pairs", params={"cursor": cursor.encode(cursor.place(2**44 - 1))})
+    assert (answer.status_code, answer.json()) == (200, {"items": [], "next_cursor": None})
 
 
 async def test_exact_duplicates_in_pages(client: AsyncClient) -> None:

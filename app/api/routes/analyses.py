@@ -33,6 +33,7 @@ from app.service.analyses import WITHOUT_FINGERPRINT
 router = APIRouter(prefix="/v1/collections/{collection}", tags=["reports"], route_class=JsonRoute)
 
 _MOST = 2**63 - 1
+_MOST_PAIRS = 2**44 - 1  # 8,192 in each block, and the blocks are numbered by an integer
 
 
 @router.post("/analyses", status_code=202, responses=problems(400, 404, 413, 415), dependencies=[NO_PARAMETERS])
@@ -166,7 +167,7 @@ async def list_pairs(
             lambda last: pairs(collection, id, start=0 if last is None else last.number + 1, limit=PAGE),
             PairAnswer.of,
         )
-    start, _ = cursor.decode_place(parameters.cursor, _MOST)
+    start, _ = cursor.decode_place(parameters.cursor, _MOST_PAIRS)
     found = await services.analyses.pairs(collection, id, start=start, limit=parameters.limit + 1)
     page, following = cursor.cut(found, parameters.limit, lambda pair: cursor.place(pair.number + 1))
     return PairPage(items=list(map(PairAnswer.of, page)), next_cursor=following)
