@@ -61,7 +61,8 @@ class Watched:
             await asyncio.sleep(_AWAKE_SECONDS)
             with suppress(Error):  # whoever needs the session will meet it as well
                 await self._tell(*self._told)
-                await self._connection.execute(b"SELECT")
+                if not self._connection.lock.locked():  # else it is busy: we would wait, and the other one idle
+                    await self._connection.execute(b"SELECT")
 
     async def begin(self, phase: str, total: int | None = None) -> None:
         self.end()

@@ -705,6 +705,22 @@ async def test_a_step_may_take_longer_than_sessions_may_idle(reports: Reports, m
     assert (await reports.get(begun.id)).status is OperationStatus.SUCCEEDED
 
 
+async def test_a_statement_may_take_longer_than_sessions_may_idle(
+    reports: Reports, observer: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session of the operation idles meanwhile, and nobody else may take it up."""
+    monkeypatch.setattr("app.service.snapshots._AWAKE_SECONDS", 0.05)
+    monkeypatch.setattr("app.store.database._OPERATION_IDLE_SECONDS", 1.0)
+    await reports.pages.put_many({"a": 1, "b": 3})
+    begun = await reports.begin()
+    async with reports.worker.performing(begun.id) as task:
+        with observer.transaction():
+            observer.execute("LOCK TABLE analysis_fingerprint IN ACCESS EXCLUSIVE MODE")
+            await anyio.sleep(3)
+        await task
+    assert (await reports.get(begun.id)).status is OperationStatus.SUCCEEDED
+
+
 async def test_memory_is_stated_before_pairs_are_sought(reports: Reports) -> None:
     await stored_by(reports, uniform(Random(1), 100, 63))
     begun = await reports.begin(3)
