@@ -22,11 +22,11 @@ def default_data_dir() -> Path:
 
 
 def default_analysis_memory() -> int:
-    """Half of the megabytes that the machine has, or the container that we are in."""
+    """A quarter of the megabytes that the machine has, or the container that we are in: two may run at once."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(OSError, ValueError):  # there is none, or it says "max"
         limits.append(int(_CONTAINER_MEMORY.read_text()))
-    return max(_LEAST_ANALYSIS_MEMORY, min(limits) // 2_000_000)
+    return max(_LEAST_ANALYSIS_MEMORY, min(limits) // 4_000_000)
 
 
 class Settings(BaseSettings):

@@ -14,6 +14,9 @@ depends_on = None
 
 
 def upgrade() -> None:
+    # Since when a document has its content: what an analysis has found is true of those that had theirs before. now()
+    # is one value for the whole statement, so no row is rewritten.
+    op.execute("ALTER TABLE document ADD COLUMN content_at timestamptz NOT NULL DEFAULT now()")
     # Operations are few: the check and the index take no time worth naming.
     op.execute("""
         ALTER TABLE operation
@@ -91,6 +94,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     for table in ("analysis_difference", "analysis_block", "analysis_fingerprint", "analysis_cluster", "analysis"):
         op.execute(f"DROP TABLE {table}")
+    op.execute("ALTER TABLE document DROP COLUMN content_at")
     op.execute("DELETE FROM operation WHERE kind = 'analysis'")
     op.execute("""
         ALTER TABLE operation

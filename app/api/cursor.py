@@ -37,17 +37,18 @@ def decode_number(cursor: str | None, most: int) -> int:
     return int(last)
 
 
-def place(number: int, text: str = "") -> str:
-    """What a cursor holds for `decode_place`."""
-    return f"{number} {text}"
+def place(of: str, number: int, text: str = "") -> str:
+    """What a cursor holds for `decode_place`. `of`: the list, without blanks."""
+    return f"{of} {number} {text}"
 
 
-def decode_place(cursor: str | None, most: int) -> tuple[int, str]:
+def decode_place(cursor: str | None, of: str, most: int) -> tuple[int, str]:
     """The number, 0 to `most`, and the text that the page comes after; (0, "") is before all. Errors as above."""
     if cursor is None:
         return 0, ""
-    number, separator, text = decode(cursor).partition(" ")
-    if not separator or not _is_number(number, most):
+    named, _, place = decode(cursor).partition(" ")
+    number, separator, text = place.partition(" ")
+    if named != of or not separator or not _is_number(number, most):
         raise _not_ours()
     return int(number), text
 

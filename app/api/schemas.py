@@ -406,8 +406,17 @@ class PageParameters(QueryParameters):
 
 class DocumentPageParameters(PageParameters):
     near_duplicated: bool | None = Field(
-        default=None, description="Those alone that the latest analysis has found near-duplicates of, or has not."
+        default=None, description="Those alone that an analysis has found near-duplicates of, or has not."
     )
+    analysis: Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(whole_number)] | None = Field(
+        default=None, description="Which analysis; left out, the latest."
+    )
+
+    @model_validator(mode="after")
+    def _of_what(self) -> Self:
+        if self.analysis is not None and self.near_duplicated is None:
+            raise PydanticCustomError("invalid_input", "analysis goes with near_duplicated")
+        return self
 
 
 class SchemeParts(Request):

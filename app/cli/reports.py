@@ -26,9 +26,13 @@ _PAGE = 100  # analyses, as many as a page may hold
 _BAR = 40  # characters
 _ANY_FINGERPRINT = "0" * 16
 
+# What a counterpart under another key is to a document.
+_RELATED = {"moved": "was", "new": "resembles", "gone": "resembles"}
+
 _DIFFERENT: dict[Change, str] = {
     "new": "new",
     "gone": "gone",
+    "moved": "moved",
     "changed": "changed",
     "nearly_unchanged": "nearly unchanged",
 }
@@ -221,7 +225,7 @@ class Reports:
             f"{wanted.collection} against {wanted.against} at {_moment(result)}:"
             f" threshold {analysis.parameters['threshold']}",
             f"{result['documents']:,} documents, {result['documents_before']:,} before",
-            f"{counts}, {result['unchanged']:,} unchanged, of which {result['moved']:,} moved",
+            f"{counts}, {result['unchanged']:,} unchanged",
             _histogram("Nearly unchanged by distance", "documents", result["histogram"]),
             sep="\n",
         )
@@ -282,9 +286,8 @@ def _clusters(largest: list[ClusterAnswer]) -> Table:
 
 
 def _difference(difference: DifferenceAnswer) -> Text:
-    """The key; of a document that is nearly unchanged the distance, and the key that it had, if that was another."""
-    key, counterpart = printable(difference.key), difference.counterpart
-    if difference.status != "nearly_unchanged":
-        return Text(f"  {key}")
-    before = "" if counterpart in (None, difference.key) else f"  was {printable(counterpart)}"
-    return Text(f"  {difference.distance}  {key}{before}")
+    """The key, with the distance to its counterpart and the key of that, if it is another."""
+    distance = "" if difference.distance is None else f"{difference.distance}  "
+    counterpart = difference.counterpart
+    other = "" if counterpart in (None, difference.key) else f"  {_RELATED[difference.status]} {printable(counterpart)}"
+    return Text(f"  {distance}{printable(difference.key)}{other}")

@@ -49,7 +49,7 @@ OnError = Literal["continue", "abort"]  # whether the first line that can't be s
 
 Clusters = Literal["components", "star"]  # all that chains of near-duplicates connect, or what is near one document
 Representative = Literal["oldest", "longest", "shortest_key", "first_key"]
-Change = Literal["new", "gone", "changed", "nearly_unchanged", "unchanged"]
+Change = Literal["new", "gone", "moved", "changed", "nearly_unchanged", "unchanged"]
 Result = Literal["clusters", "pairs", "documents", "differences"]  # of an analysis
 Format = Literal["ndjson", "csv"]
 
@@ -392,7 +392,7 @@ def differences(
 ) -> Call[DifferencePage]:
     """A page of what became of documents, in the order of their keys.
 
-    `status` None: all but documents that are unchanged under the same key.
+    `status` None: all but what is unchanged.
     """
     return Call(
         "GET",

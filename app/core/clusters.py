@@ -3,6 +3,7 @@
 Fingerprints are meant by their indices, pairs are two arrays of indices.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from app.core.pairs import Fingerprints, Indices
 
 # Pairs that are looked at together: what comes along with them is small beside the pairs themselves.
 _PAIRS = 1 << 20
+_CENTRES = 1 << 16
 
 # Up to so many members a cluster's diameter is computed by all its pairs, in all clusters together up to so many pairs.
 _EXACT_MEMBERS = 20_000
@@ -20,7 +22,15 @@ _SMALL = 16
 _SWEEPS = 4
 
 
-def components(size: int, first: NDArray[np.integer], second: NDArray[np.integer]) -> Indices:
+GoOn = Callable[[], None]
+"""Called now and then by what takes long; raises where it is to be broken off."""
+
+
+def always() -> None:
+    """For who waits for the end."""
+
+
+def components(size: int, first: NDArray[np.integer], second: NDArray[np.integer], go_on: GoOn = always) -> Indices:
     """For each fingerprint the lowest one that a chain of pairs connects it with: union-find, many pairs at a time.
 
     Each round hooks the roots of the pairs onto lower ones and shortens all ways to the root, so at least every second
@@ -28,6 +38,7 @@ def components(size: int, first: NDArray[np.integer], second: NDArray[np.integer
     """
     parent = np.arange(size)
     for start in range(0, len(first), _PAIRS):
+        go_on()
         a, b = parent[first[start : start + _PAIRS]], parent[second[start : start + _PAIRS]]
         while len(apart := np.flatnonzero(a != b)):
             a, b = a[apart], b[apart]
@@ -38,7 +49,7 @@ def components(size: int, first: NDArray[np.integer], second: NDArray[np.integer
     return parent
 
 
-def stars(rank: Indices, first: NDArray[np.integer], second: NDArray[np.integer]) -> Indices:
+def stars(rank: Indices, first: NDArray[np.integer], second: NDArray[np.integer], go_on: GoOn = always) -> Indices:
     """For each fingerprint the centre of its star, with which it makes a pair unless it is the centre itself.
 
     Greedy: of the fingerprints that no star holds yet the one with the lowest rank takes all its neighbours that are
@@ -48,6 +59,7 @@ def stars(rank: Indices, first: NDArray[np.integer], second: NDArray[np.integer]
     # Each pair from its lower to its higher rank, in one number: sorted, they are the lists of neighbours.
     codes = np.empty(len(first), "<u8")
     for start in range(0, len(first), _PAIRS):
+        go_on()
         a, b = rank[first[start : start + _PAIRS]], rank[second[start : start + _PAIRS]]
         codes[start : start + _PAIRS] = np.minimum(a, b) << 32 | np.maximum(a, b)
     codes.sort()
@@ -56,7 +68,9 @@ def stars(rank: Indices, first: NDArray[np.integer], second: NDArray[np.integer]
     starts = np.searchsorted(codes, ranks.astype(np.uint64) << np.uint64(32))
     ends = np.append(starts[1:], len(codes))
     centre = np.full(size, -1)  # by rank
-    for low in np.flatnonzero(starts < ends).tolist():
+    for number, low in enumerate(np.flatnonzero(starts < ends).tolist()):
+        if number % _CENTRES == 0:
+            go_on()
         if centre[low] < 0:
             centre[low] = low
             members = higher[starts[low] : ends[low]]

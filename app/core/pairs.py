@@ -91,11 +91,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Some of the pairs, as indices of fingerprints, the lower one first; `passes` of the plan are done."""
+    """Some of the pairs, as indices of fingerprints, the lower one first."""
 
     first: Indices
     second: Indices
-    passes: int
+    passes: float  # of the plan that are done, about
 
 
 def differences(sample: Fingerprints) -> Fingerprints:
@@ -231,11 +231,11 @@ def find_pairs(fingerprints: Fingerprints, plan: PairPlan, selection: Selection 
     The fingerprints may be in any order, and need not be distinct.
     """
     for number, each in enumerate(plan.passes):
-        for first, second in _meetings(fingerprints, each, plan.threshold, selection):
+        for first, second, share in _meetings(fingerprints, each, plan.threshold, selection):
             new = _are_new(fingerprints[first] ^ fingerprints[second], plan.passes[:number])
             if selection is not None:
                 new = new[_are_wanted(first[new], second[new], selection)]
-            yield Step(np.minimum(first[new], second[new]), np.maximum(first[new], second[new]), number)
+            yield Step(np.minimum(first[new], second[new]), np.maximum(first[new], second[new]), number + share)
 
 
 def _are_new(different: Fingerprints, earlier: Sequence[Pass]) -> Indices:
@@ -256,8 +256,8 @@ def _are_wanted(first: Indices, second: Indices, selection: Selection) -> NDArra
 
 def _meetings(
     fingerprints: Fingerprints, each: Pass, threshold: int, selection: Selection | None
-) -> Iterator[tuple[Indices, Indices]]:
-    """The pairs within the threshold that the pass compares, in parts."""
+) -> Iterator[tuple[Indices, Indices, float]]:
+    """The pairs within the threshold that the pass compares, in parts, and how much of it is done."""
     if not each.mask:
         yield from _all_pairs(fingerprints, threshold, selection)
         return
@@ -273,22 +273,23 @@ def _meetings(
     ordered = fingerprints[order]
     starting = None if selection is None else np.flatnonzero(selection.flags[order] & 1)
     partners = _partners_around(keys, each, starting) if each.radius else _partners(keys, starting)
-    for meeting in partners:
-        for first, second in _within(ordered, *meeting, threshold):
-            yield order[first], order[second]
+    for rows, begin, end, share in partners:
+        for first, second in _within(ordered, rows, begin, end, threshold):
+            yield order[first], order[second], share
 
 
 def _all_pairs(
     fingerprints: Fingerprints, threshold: int, selection: Selection | None
-) -> Iterator[tuple[Indices, Indices]]:
+) -> Iterator[tuple[Indices, Indices, float]]:
     found = _Part()
-    for row in range(len(fingerprints)) if selection is None else np.flatnonzero(selection.flags & 1).tolist():
+    rows = range(len(fingerprints)) if selection is None else np.flatnonzero(selection.flags & 1).tolist()
+    for row in rows:
         start = row + 1 if selection is None else 0
         near = start + np.flatnonzero(np.bitwise_count(fingerprints[start:] ^ fingerprints[row]) <= threshold)
         found.add(np.full(len(near), row), near, compared=len(fingerprints) - start)
         if found.is_full:
-            yield found.taken()
-    yield found.taken()
+            yield *found.taken(), row / len(fingerprints)
+    yield *found.taken(), 1.0
 
 
 class _Part:
@@ -337,35 +338,37 @@ def _rows_of_starting_keys(keys: Fingerprints, selection: Selection) -> Indices:
     return np.flatnonzero(starting[hashed])
 
 
-# Rows of the sorted keys, and for each from where to where its partners are.
-_Meeting = tuple[Indices, Indices, Indices]
+# Rows of the sorted keys, for each from where to where its partners are, and how much of the pass is done with them.
+_Meeting = tuple[Indices, Indices, Indices, float]
 
 
 def _partners(keys: Fingerprints, starting: Indices | None) -> Iterator[_Meeting]:
     """Those with the same key: of all rows each with the ones behind it, of the starting ones with all."""
     rows = np.flatnonzero(keys[1:] == keys[:-1]) if starting is None else starting
-    for part in _parts(rows):
+    for part, share in _parts(rows):
         begin = part + 1 if starting is None else np.searchsorted(keys, keys[part], "left")
-        yield part, begin, np.searchsorted(keys, keys[part], "right")
+        yield part, begin, np.searchsorted(keys, keys[part], "right"), share
 
 
 def _partners_around(keys: Fingerprints, each: Pass, starting: Indices | None) -> Iterator[_Meeting]:
     """Those whose keys differ in at most the radius; of two keys the lower one looks, unless only some rows do."""
     begins = np.searchsorted(keys, np.arange((1 << each.width) + 1, dtype=np.uint64))
     rows = np.arange(len(keys)) if starting is None else starting
-    for flip in flips_within(each.width, each.radius):
-        for part in _parts(rows):
+    flips = flips_within(each.width, each.radius)
+    for number, flip in enumerate(flips):
+        for part, share in _parts(rows):
             if starting is None and flip:
                 highest = np.uint64(1 << (flip.bit_length() - 1))
                 part = part[keys[part] & highest == 0]  # noqa: PLW2901  those of the part that look
             partner = (keys[part] ^ np.uint64(flip)).astype(np.int64)
             begin = part + 1 if starting is None and not flip else begins[partner]
-            yield part, begin, begins[partner + 1]
+            yield part, begin, begins[partner + 1], (number + share) / len(flips)
 
 
-def _parts(rows: Indices) -> Iterator[Indices]:
+def _parts(rows: Indices) -> Iterator[tuple[Indices, float]]:
+    """The rows, and how many of them these and those before are."""
     for start in range(0, len(rows), _ROWS):
-        yield rows[start : start + _ROWS]
+        yield rows[start : start + _ROWS], min(1.0, (start + _ROWS) / len(rows))
 
 
 def _within(
@@ -388,22 +391,29 @@ def _within(
 
 
 # Of a set while its pairs are found and its clusters are made; of each pair that is kept. Measured, and rounded up.
-FINGERPRINT_BYTES = 160
+FINGERPRINT_BYTES = 200
 COMPONENT_PAIR_BYTES, STAR_PAIR_BYTES = 10, 20
-_STEP_BYTES = 64_000_000
+STEP_BYTES = 100_000_000
 
 
 def bytes_needed(fingerprints: int, pairs: float, *, stars: bool) -> int:
     """The memory that it takes to find so many pairs of so many fingerprints, and to make clusters of them."""
     per_pair = STAR_PAIR_BYTES if stars else COMPONENT_PAIR_BYTES
-    return _STEP_BYTES + fingerprints * FINGERPRINT_BYTES + int(pairs * per_pair)
+    return STEP_BYTES + fingerprints * FINGERPRINT_BYTES + int(pairs * per_pair)
+
+
+def pairs_that_fit(fingerprints: int, most_bytes: int, *, stars: bool) -> int:
+    """The reverse: how many pairs so many bytes hold."""
+    per_pair = STAR_PAIR_BYTES if stars else COMPONENT_PAIR_BYTES
+    pairs = (most_bytes - bytes_needed(fingerprints, 0, stars=stars)) // per_pair
+    return max(0, min(pairs, fingerprints * (fingerprints - 1) // 2))
 
 
 class PairList:
-    """Pairs of indices, eight bytes each. What `first` and `second` show is valid until the next `add`."""
+    """Pairs of indices, eight bytes each, at most so many: room is set aside, and taken when it is filled."""
 
-    def __init__(self) -> None:
-        self._codes = np.empty(1 << 16, "<u8")  # the first index in the higher half, so that they sort by it
+    def __init__(self, most: int) -> None:
+        self._codes = np.empty(most, "<u8")  # the first index in the higher half, so that they sort by it
         self._size = 0
 
     def __len__(self) -> int:
@@ -417,12 +427,14 @@ class PairList:
     def second(self) -> NDArray[np.uint32]:
         return self._codes[: self._size].view("<u4")[::2]
 
-    def add(self, first: Indices, second: Indices) -> None:
-        needed = self._size + len(first)
-        if needed > len(self._codes):
-            self._codes.resize(max(needed, len(self._codes) * 3 // 2), refcheck=False)  # moves nothing where it can
-        self._codes[self._size : needed] = _codes(first, second)
-        self._size = needed
+    def add(self, first: Indices, second: Indices) -> bool:
+        """False where there is no room for them: then they aren't added."""
+        end = self._size + len(first)
+        if end > len(self._codes):
+            return False
+        self._codes[self._size : end] = _codes(first, second)
+        self._size = end
+        return True
 
     def renumber(self, numbers: Indices) -> None:
         """Puts `numbers[i]` in the place of each index i; the lower one first."""

@@ -41,7 +41,7 @@ from app.service.profiles import Profiles
 from app.service.snapshots import too_large
 from app.settings import Settings
 from app.store import analyses, documents, operations
-from app.store.database import Database, StaleCatalogError
+from app.store.database import Database
 
 T = TypeVar("T")
 
@@ -287,25 +287,32 @@ class Analyses:
         return await self._read(name, analysis_id, read, compares=True)
 
     async def flagged(
-        self, name: str, *, is_flagged: bool, after: str, limit: int
+        self, name: str, analysis_id: int | None, *, is_flagged: bool, after: str, limit: int
     ) -> tuple[list[Document], str | None]:
-        """Documents that the latest analysis has flagged as near-duplicates, or hasn't; where to go on.
+        """Documents that an analysis has flagged as near-duplicates, or hasn't; where to go on. None: the latest one.
 
         A part of the collection is read for it, so there may be fewer than `limit` though there are more behind.
         AnalysisNotFoundError where there is no analysis.
         """
-        return await self._catalog.retry(partial(self._flagged, name, is_flagged, after, limit))
+        if analysis_id is None:
+            analysis_id = await self._catalog.retry(partial(self._latest, name))
+        collection = await self._catalog.collection(name)
+        read = partial(
+            analyses.flagged,
+            analysis_id=analysis_id,
+            collection_id=collection.id,
+            is_flagged=is_flagged,
+            after=after,
+            read=_READ,
+            limit=limit,
+        )
+        return await self._read(name, analysis_id, read)
 
-    async def _flagged(self, name: str, is_flagged: bool, after: str, limit: int) -> tuple[list[Document], str | None]:
+    async def _latest(self, name: str) -> int:
         collection = await self._catalog.collection(name)
         async with self._database.connection() as connection:
             latest = await analyses.latest(connection, collection.id)
             await self._catalog.require_current(connection, collection)
-            if latest is None:
-                raise AnalysisNotFoundError(f"collection {name} has no analysis that says which documents are")
-            found = await analyses.flagged(
-                connection, latest, collection.id, is_flagged=is_flagged, after=after, read=_READ, limit=limit
-            )
-            if await analyses.latest(connection, collection.id) != latest:
-                raise StaleCatalogError  # what it has found may be going at this moment
-        return found
+        if latest is None:
+            raise AnalysisNotFoundError(f"collection {name} has no finished analysis: begin one")
+        return latest

@@ -8,10 +8,18 @@ from anyio import to_thread
 from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
-from app.core.clusters import Clusters, arrange, components, nearest, stars
+from app.core.clusters import Clusters, GoOn, arrange, components, nearest, stars
 from app.core.model import Clustering, Collection, Json, Operation, Preference
-from app.core.pairs import PairList, Selection, bytes_needed, choose_plan, expected_pairs, find_pairs
-from app.service.operator import Progress
+from app.core.pairs import (
+    PairList,
+    Selection,
+    bytes_needed,
+    choose_plan,
+    expected_pairs,
+    find_pairs,
+    pairs_that_fit,
+)
+from app.service.operator import OperationFailedError, Progress
 from app.service.snapshots import (
     FingerprintSet,
     Watched,
@@ -20,8 +28,8 @@ from app.service.snapshots import (
     found,
     read,
     require_collections,
-    require_memory,
     sample_differences,
+    too_large,
 )
 from app.settings import Settings
 from app.store import analyses
@@ -70,7 +78,7 @@ class Analysis:
             others = await analyses.others(connection, collection.id)
             pairs, plan = await self._pairs(connection, collection, there, watched)
             await watched.begin("clustering")
-            clustered = await self._clustered(connection, collection, there, pairs)
+            clustered = await self._clustered(connection, collection, there, pairs, watched)
             await watched.begin("writing")
             await self._write(connection, collection, there, clustered, watched)
             watched.end()
@@ -105,7 +113,8 @@ class Analysis:
         needed = self._needed(size, expected_pairs(different, size, there.bits, self._threshold))
         await watched.plan(needed, self._most)
         plan = await to_thread.run_sync(choose_plan, different, size, there.bits, self._threshold)
-        pairs, selection = PairList(), None
+        stars = self._clustering is Clustering.STAR
+        pairs, selection = PairList(size + pairs_that_fit(size, self._most, stars=stars)), None
         based_on = await analyses.base(connection, collection.id, self._threshold)
         if based_on is not None:
             known = await analyses.known_fingerprints(connection, based_on.id)
@@ -119,8 +128,9 @@ class Analysis:
             else:
                 based_on = None
         async for step in found(find_pairs(there.values, plan, selection), plan, watched):
-            pairs.add(step.first, step.second)
-            require_memory(self._needed(size, len(pairs)), self._most)
+            if not pairs.add(step.first, step.second):
+                share = step.passes / len(plan.passes)
+                raise OperationFailedError(too_large(self._needed(size, len(pairs) / share), self._most))
         told: dict[str, Json] = {
             "plan": {"kind": plan.kind, "parts": plan.parts, "passes": len(plan.passes)},
             "based_on": None if based_on is None else based_on.id,
@@ -144,19 +154,24 @@ class Analysis:
 
         start = 0
         while len(part := await analyses.pairs(connection, based_on, start=start, limit=_PAIRS)):
-            pairs.add(*await to_thread.run_sync(still_there, part))
-            require_memory(self._needed(len(there.simhashes), len(pairs)), self._most)
+            kept = pairs.add(*await to_thread.run_sync(still_there, part))
+            assert kept  # noqa: S101  not more than were expected
             start += len(part)
             await watched.note(0)
 
     async def _clustered(
-        self, connection: AsyncConnection, collection: Collection, there: FingerprintSet, pairs: PairList
+        self,
+        connection: AsyncConnection,
+        collection: Collection,
+        there: FingerprintSet,
+        pairs: PairList,
+        watched: Watched,
     ) -> "_Clustered":
         least, histogram = await to_thread.run_sync(_distances, there, pairs, self._threshold)
         flagged = np.flatnonzero((least < _ALONE) | (there.documents > 1))
         rank = await analyses.ranking(connection, collection.id, there.simhashes[flagged], self._preference)
         return await to_thread.run_sync(
-            _cluster, there, pairs, flagged, rank, least[flagged], histogram, self._clustering
+            _cluster, there, pairs, flagged, rank, least[flagged], histogram, self._clustering, watched.go_on
         )
 
     async def _write(
@@ -263,21 +278,24 @@ def _cluster(
     least: NDArray[np.int16],
     histogram: list[Json],
     clustering: Clustering,
+    go_on: GoOn,
 ) -> _Clustered:
     place = np.zeros(len(there.simhashes), np.int64)
     place[flagged] = np.arange(len(flagged))
     pairs.renumber(place)
     if clustering is Clustering.STAR:
-        labels = stars(rank, pairs.first, pairs.second)
+        labels = stars(rank, pairs.first, pairs.second, go_on)
     else:
-        labels = components(len(flagged), pairs.first, pairs.second)
+        labels = components(len(flagged), pairs.first, pairs.second, go_on)
     documents = there.documents[flagged]
+    go_on()
     clusters = arrange(there.values[flagged], documents, labels, rank)
     place = np.empty(len(flagged), np.int64)
     place[clusters.order] = np.arange(len(flagged))
     pairs.renumber(place)
+    go_on()
     shared = np.flatnonzero(documents[clusters.order] > 1)
-    pairs.add(shared, shared)
+    assert pairs.add(shared, shared)  # noqa: S101  there is room for a pair of each
     return _Clustered(
         clusters,
         there.simhashes[flagged][clusters.order],

@@ -15,7 +15,6 @@ from app.service.snapshots import (
     found,
     read,
     require_collections,
-    require_memory,
     sample_differences,
 )
 from app.settings import Settings
@@ -122,7 +121,6 @@ class Comparison:
         async for step in found(find_pairs(values, plan, Selection(flags, _STARTING | _OTHERS)), plan, watched):
             apart = np.bitwise_count(values[step.first] ^ values[step.second]).astype(np.int64)
             np.minimum.at(least, step.first, apart << 32 | step.second)
-            require_memory(bytes_needed(len(both), len(step.first), stars=False), self._most)
         near = np.flatnonzero(least < _NONE)
         return Near(alone[near], both[least[near] & 0xFFFFFFFF], (least[near] >> 32).astype(np.int16))
 

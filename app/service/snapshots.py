@@ -6,6 +6,7 @@ begins anew. In between it is arithmetic on arrays, in threads, a fraction of a 
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -53,7 +54,17 @@ class Watched:
         self._told: tuple[int, int | None] = (0, None)
         self._phase = ""
         self._began = 0.0
+        self._stopped = threading.Event()
         self.seconds: dict[str, Json] = {}
+
+    def stop(self) -> None:
+        """What threads are at is wanted no more."""
+        self._stopped.set()
+
+    def go_on(self) -> None:
+        """Raises in a thread whose work is wanted no more: cancelling a task doesn't end the thread it waits for."""
+        if self._stopped.is_set():
+            raise _StoppedError
 
     async def keep_awake(self) -> None:
         """Without end: neither session is idle for so long that PostgreSQL ends it, however long a step takes."""
@@ -85,15 +96,15 @@ class Watched:
         """States the memory in advance; OperationFailedError where it is more than is allowed."""
         self._progress.checkpoint["memory_bytes"] = memory_bytes
         await self._tell(0, None)
-        require_memory(memory_bytes, most)
+        if memory_bytes > most:
+            raise OperationFailedError(too_large(memory_bytes, most))
 
 
-def require_memory(needed: int, most: int) -> None:
-    if needed > most:
-        raise OperationFailedError(too_large(needed, most))
+class _StoppedError(Exception):
+    """Nobody waits for it."""
 
 
-def too_large(needed: int, most: int) -> str:
+def too_large(needed: float, most: int) -> str:
     return (
         f"it needs about {needed / 1e6:,.0f} MB, and TIROIR_ANALYSIS_MEMORY allows {most / 1e6:,.0f}:"
         " allow more, or take a lower threshold"
@@ -127,7 +138,7 @@ async def found(steps: Iterator[Step], plan: PairPlan, watched: Watched) -> Asyn
             yield step
         if not part:
             return
-        await watched.note(part[-1].passes, len(plan.passes))
+        await watched.note(round(100 * part[-1].passes / len(plan.passes)), 100)
 
 
 def _advance(steps: Iterator[Step]) -> list[Step]:
@@ -152,6 +163,7 @@ async def at_one_moment(
         try:
             yield connection, moment, watched
         finally:
+            watched.stop()
             awake.cancel()
             await asyncio.wait([awake])
 

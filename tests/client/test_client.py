@@ -261,19 +261,19 @@ async def comparisons(tiroir: AsyncTiroir) -> None:
     assert comparison.result is not None
     assert comparison.result["changed"] == 1
     page = await tiroir.differences("shop", begun.id, limit=2)
-    assert [(each.key, each.status) for each in page.items] == [("b", "changed"), ("c", "nearly_unchanged")]
+    assert [(each.key, each.status) for each in page.items] == [("b", "changed"), ("c", "new")]
     rest = await tiroir.differences("shop", begun.id, cursor=page.next_cursor)
     assert [(each.key, each.status, each.counterpart) for each in rest.items] == [
         ("d", "new", None),
         ("gone", "gone", None),
         ("m", "new", None),
         ("n", "new", None),
-        ("x", "unchanged", "was"),
-        ("y", "nearly_unchanged", "was"),
+        ("x", "moved", "was"),
+        ("y", "new", "was"),
     ]
     assert [each.key for each in (await tiroir.differences("shop", begun.id, status="gone")).items] == ["gone"]
     rows = await table(tiroir.stream("shop", begun.id, "differences", form="csv", status="unchanged"))
-    assert [(row["key"], row["counterpart"]) for row in rows] == [("a", "a"), ("x", "was")]
+    assert [(row["key"], row["counterpart"]) for row in rows] == [("a", "a")]
     rows = await table(tiroir.stream("shop", begun.id, "differences", form="csv"))
     assert [row["key"] for row in rows] == ["b", "c", "d", "gone", "m", "n", "x", "y"]
 

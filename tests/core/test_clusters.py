@@ -398,3 +398,30 @@ def test_small_clusters_are_exact_before_large_ones(monkeypatch: pytest.MonkeyPa
         widest = diameters(fingerprints, starts)
         assert widest.exact.tolist() == [size <= 18 for size in sizes]
         assert widest.bits.tolist() == [0 if size == 1 else 4 if size <= 18 else 6 for size in sizes]
+
+
+# What takes long can be broken off
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_clusters_are_no_more_made_when_nobody_wants_them(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.core.clusters._PAIRS", 10)
+    monkeypatch.setattr("app.core.clusters._CENTRES", 10)
+    asked = 0
+
+    def go_on() -> None:
+        nonlocal asked
+        asked += 1
+        if asked > after:
+            raise StoppedError
+
+    numbers = np.arange(100)
+    with pytest.raises(StoppedError):
+        components(100, numbers[:-1], numbers[1:], go_on)
+    assert asked == after + 1
+    with pytest.raises(StoppedError):
+        stars(numbers, numbers[:-1], numbers[1:], go_on)

@@ -57,6 +57,7 @@ document.created_at timestamp with time zone default=now()
 document.updated_at timestamp with time zone default=now()
 document.bits smallint default=63
 document.seen_at timestamp with time zone default=now()
+document.content_at timestamp with time zone default=now()
 fingerprint.collection_id integer
 fingerprint.simhash bigint
 fingerprint.b0 integer generated=s ((simhash >> 48) & (65535)::bigint)

@@ -1,5 +1,6 @@
 """Reports of whole collections: analyses, and documents of the same content."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -32,6 +33,7 @@ from app.service.analyses import WITHOUT_FINGERPRINT
 
 router = APIRouter(prefix="/v1/collections/{collection}", tags=["reports"], route_class=JsonRoute)
 
+_GROUPS = "exact-duplicates"
 _MOST = 2**63 - 1
 _MOST_PAIRS = 2**44 - 1  # 8,192 in each block, and the blocks are numbered by an integer
 
@@ -114,9 +116,10 @@ async def list_clusters(
             lambda last: services.analyses.documents_in_clusters(collection, id, after=_place(last), limit=PAGE),
             ClusterMemberAnswer.of,
         )
-    after, _ = cursor.decode_place(parameters.cursor, MAX_ID)
+    list_of = f"{id}/clusters"
+    after, _ = cursor.decode_place(parameters.cursor, list_of, MAX_ID)
     found = await services.analyses.clusters(collection, id, after=after, limit=parameters.limit + 1)
-    page, following = cursor.cut(found, parameters.limit, lambda cluster: cursor.place(cluster.number))
+    page, following = cursor.cut(found, parameters.limit, lambda cluster: cursor.place(list_of, cluster.number))
     return ClusterPage(items=list(map(ClusterAnswer.of, page)), next_cursor=following)
 
 
@@ -127,22 +130,36 @@ def _place(last: Flagged | None) -> tuple[int, str]:
     return last.number if isinstance(last, Member) else WITHOUT_FINGERPRINT, last.key
 
 
-def _cursor_of(document: Flagged) -> str:
-    return cursor.place(*_place(document))
+def _cursor_of(list_of: str) -> Callable[[Flagged], str]:
+    return lambda document: cursor.place(list_of, *_place(document))
 
 
-@router.get("/analyses/{id}/clusters/{cluster}", responses=problems(404, 409))
+@router.get(
+    "/analyses/{id}/clusters/{cluster}",
+    response_model=ClusterMemberPage,
+    responses=problems(404, 409) | streaming.described(ClusterMemberAnswer),
+)
 async def list_members(
+    request: Request,
     services: ServicesOfProcess,
     collection: CollectionName,
     id: OperationId,  # noqa: A002  as above
     cluster: ClusterNumber,
     parameters: Annotated[PageParameters, Query()],
-) -> ClusterMemberPage:
+) -> ClusterMemberPage | Response:
     """The documents of a cluster, the nearest to its representative first."""
-    after = cursor.decode_place(parameters.cursor, MAX_ID)
-    found = await services.analyses.members(collection, id, cluster, after=after, limit=parameters.limit + 1)
-    page, following = cursor.cut(found, parameters.limit, _cursor_of)
+    members = services.analyses.members
+    if media_type := stream_wanted(request, parameters):
+        return await streamed(
+            media_type,
+            ClusterMemberAnswer,
+            lambda last: members(collection, id, cluster, after=_place(last), limit=PAGE),
+            ClusterMemberAnswer.of,
+        )
+    list_of = f"{id}/clusters/{cluster}"
+    after = cursor.decode_place(parameters.cursor, list_of, MAX_ID)
+    found = await members(collection, id, cluster, after=after, limit=parameters.limit + 1)
+    page, following = cursor.cut(found, parameters.limit, _cursor_of(list_of))
     return ClusterMemberPage(items=list(map(ClusterMemberAnswer.of, page)), next_cursor=following)
 
 
@@ -167,9 +184,10 @@ async def list_pairs(
             lambda last: pairs(collection, id, start=0 if last is None else last.number + 1, limit=PAGE),
             PairAnswer.of,
         )
-    start, _ = cursor.decode_place(parameters.cursor, _MOST_PAIRS)
+    list_of = f"{id}/pairs"
+    start, _ = cursor.decode_place(parameters.cursor, list_of, _MOST_PAIRS)
     found = await services.analyses.pairs(collection, id, start=start, limit=parameters.limit + 1)
-    page, following = cursor.cut(found, parameters.limit, lambda pair: cursor.place(pair.number + 1))
+    page, following = cursor.cut(found, parameters.limit, lambda pair: cursor.place(list_of, pair.number + 1))
     return PairPage(items=list(map(PairAnswer.of, page)), next_cursor=following)
 
 
@@ -194,9 +212,10 @@ async def list_flagged(
             lambda last: documents(collection, id, after=_place(last), limit=PAGE),
             FlaggedAnswer.of,
         )
-    after = cursor.decode_place(parameters.cursor, MAX_ID)
+    list_of = f"{id}/documents"
+    after = cursor.decode_place(parameters.cursor, list_of, MAX_ID)
     found = await documents(collection, id, after=after, limit=parameters.limit + 1)
-    page, following = cursor.cut(found, parameters.limit, _cursor_of)
+    page, following = cursor.cut(found, parameters.limit, _cursor_of(list_of))
     return FlaggedPage(items=list(map(FlaggedAnswer.of, page)), next_cursor=following)
 
 
@@ -232,11 +251,11 @@ async def list_exact_duplicates(
     services: ServicesOfProcess, collection: CollectionName, parameters: Annotated[PageParameters, Query()]
 ) -> ExactGroupPage:
     """Documents of the same content, as they are now: groups, the largest first."""
-    rank, content_hash = cursor.decode_place(parameters.cursor, _MOST)
+    rank, content_hash = cursor.decode_place(parameters.cursor, _GROUPS, _MOST)
     after = (_MOST - rank, cursor.decode_hex(content_hash))
     found = await services.documents.exact_groups(collection, after=after, limit=parameters.limit + 1)
     page, following = cursor.cut(
-        found, parameters.limit, lambda group: cursor.place(_MOST - group.documents, group.content_hash.hex())
+        found, parameters.limit, lambda group: cursor.place(_GROUPS, _MOST - group.documents, group.content_hash.hex())
     )
     return ExactGroupPage(items=list(map(ExactGroupAnswer.of, page)), next_cursor=following)
 

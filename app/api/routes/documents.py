@@ -113,7 +113,11 @@ async def list_documents(
     after = cursor.decode(parameters.cursor)
     if parameters.near_duplicated is not None:
         page, last = await services.analyses.flagged(
-            collection, is_flagged=parameters.near_duplicated, after=after, limit=parameters.limit
+            collection,
+            parameters.analysis,
+            is_flagged=parameters.near_duplicated,
+            after=after,
+            limit=parameters.limit,
         )
         following = None if last is None else cursor.encode(last)
         return DocumentPage(items=[DocumentAnswer.of(collection, document) for document in page], next_cursor=following)

@@ -168,7 +168,7 @@ LEFT JOIN LATERAL (
     FROM analysis_fingerprint f
     CROSS JOIN LATERAL (
         SELECT key FROM document
-        WHERE collection_id = c.collection_id AND simhash = f.simhash AND created_at <= c.moment
+        WHERE collection_id = c.collection_id AND simhash = f.simhash AND content_at <= c.moment
         ORDER BY key LIMIT %(members)s::int) d
     WHERE f.analysis_id = %(id)s::int AND f.number >= c.first AND f.number < c.first + c.fingerprints
     ORDER BY f.number, d.key LIMIT %(members)s::int) m ON true
@@ -184,12 +184,12 @@ SELECT f.number, f.cluster, c.representative, f.simhash, f.distance,
        CASE WHEN f.documents > 1 THEN 0 ELSE f.nearest END AS nearest, d.key,
        EXISTS (SELECT FROM document e
                WHERE e.collection_id = a.collection_id AND e.content_hash = d.content_hash AND e.key <> d.key
-                 AND e.created_at <= a.moment) AS exact
+                 AND e.content_at <= a.moment) AS exact
 FROM analysis a
 JOIN analysis_fingerprint f ON f.analysis_id = a.id
 CROSS JOIN LATERAL (
     SELECT key, content_hash FROM document
-    WHERE collection_id = a.collection_id AND simhash = f.simhash AND created_at <= a.moment
+    WHERE collection_id = a.collection_id AND simhash = f.simhash AND content_at <= a.moment
       AND key > CASE WHEN f.number = %(number)s::int THEN %(after)s::text ELSE '' END
     ORDER BY key LIMIT %(limit)s::int) d
 JOIN analysis_cluster c ON c.analysis_id = a.id AND c.number = f.cluster
@@ -199,20 +199,20 @@ LIMIT %(limit)s::int
 
 -- without_fingerprint: documents that have none and share their content with another one
 SELECT d.key, (SELECT key FROM document e
-               WHERE e.collection_id = a.collection_id AND e.content_hash = d.content_hash AND e.created_at <= a.moment
+               WHERE e.collection_id = a.collection_id AND e.content_hash = d.content_hash AND e.content_at <= a.moment
                ORDER BY key LIMIT 1) AS representative
 FROM analysis a JOIN document d ON d.collection_id = a.collection_id
-WHERE a.id = %(id)s::int AND d.simhash IS NULL AND d.key > %(after)s::text AND d.created_at <= a.moment
+WHERE a.id = %(id)s::int AND d.simhash IS NULL AND d.key > %(after)s::text AND d.content_at <= a.moment
   AND EXISTS (SELECT FROM document e
               WHERE e.collection_id = a.collection_id AND e.content_hash = d.content_hash AND e.key <> d.key
-                AND e.created_at <= a.moment)
+                AND e.content_at <= a.moment)
 ORDER BY d.key
 LIMIT %(limit)s::int
 
 -- described: fingerprints by their numbers, each with some of its documents
 SELECT f.number, f.simhash, f.documents,
        ARRAY(SELECT key FROM document
-             WHERE collection_id = a.collection_id AND simhash = f.simhash AND created_at <= a.moment
+             WHERE collection_id = a.collection_id AND simhash = f.simhash AND content_at <= a.moment
              ORDER BY key LIMIT %(keys)s::int) AS keys
 FROM analysis a JOIN analysis_fingerprint f ON f.analysis_id = a.id
 WHERE a.id = %(id)s::int AND f.number = ANY(%(numbers)b::int[])
@@ -227,7 +227,7 @@ LIMIT %(limit)s::int
 -- unchanged: the next documents with the same content as before under the same key
 SELECT d.key, 'unchanged', CASE WHEN d.simhash IS NOT NULL THEN 0 END, d.key
 FROM analysis a
-JOIN document d ON d.collection_id = a.collection_id AND d.created_at <= a.moment
+JOIN document d ON d.collection_id = a.collection_id AND d.content_at <= a.moment
 WHERE a.id = %(id)s::int AND d.key > %(after)s::text
   AND NOT EXISTS (SELECT FROM analysis_difference u WHERE u.analysis_id = a.id AND u.key = d.key)
 ORDER BY d.key
@@ -236,13 +236,14 @@ LIMIT %(limit)s::int
 -- flagged: of the next documents of a collection those that an analysis has flagged, or has not, as many as are wanted;
 -- the last one is where the next part begins
 WITH next AS MATERIALIZED (
-    SELECT key, simhash, content_hash, words, metadata, created_at, updated_at FROM document
+    SELECT key, simhash, content_hash, words, metadata, created_at, updated_at, content_at FROM document
     WHERE collection_id = %(collection_id)s::int AND key > %(after)s::text
     ORDER BY key
     LIMIT %(read)s::int)
 SELECT key, simhash, content_hash, words, metadata, created_at, updated_at
 FROM next
-WHERE EXISTS (SELECT FROM analysis_fingerprint f WHERE f.analysis_id = %(id)s::int AND f.simhash = next.simhash)
+WHERE EXISTS (SELECT FROM analysis a JOIN analysis_fingerprint f ON f.analysis_id = a.id
+              WHERE a.id = %(id)s::int AND f.simhash = next.simhash AND next.content_at <= a.moment)
       = %(flagged)s::boolean
 ORDER BY key
 LIMIT %(limit)s::int

@@ -22,7 +22,9 @@ WHERE NOT EXISTS (
 ON CONFLICT (collection_id, key) DO UPDATE
 SET content_hash = excluded.content_hash, simhash = excluded.simhash, bits = excluded.bits, words = excluded.words,
     text = excluded.text, metadata = coalesce(%(metadata)s::jsonb, stored.metadata), updated_at = now(),
-    seen_at = now()
+    seen_at = now(),
+    content_at = CASE WHEN (stored.content_hash, stored.simhash) IS DISTINCT FROM (excluded.content_hash, excluded.simhash)
+                      THEN now() ELSE stored.content_at END
 WHERE (stored.content_hash, stored.simhash, stored.words, stored.metadata,
        CASE WHEN stored.content_hash IS NULL THEN stored.text END)
       IS DISTINCT FROM
@@ -69,7 +71,9 @@ UPDATE document s
 SET content_hash = d.content_hash, simhash = d.simhash, bits = %(bits)s::smallint, words = d.words,
     text = CASE WHEN (s.content_hash, s.simhash, s.words) IS NOT DISTINCT FROM (d.content_hash, d.simhash, d.words)
                 THEN coalesce(d.text, s.text) ELSE d.text END,
-    metadata = coalesce(d.metadata, s.metadata), updated_at = now(), seen_at = now()
+    metadata = coalesce(d.metadata, s.metadata), updated_at = now(), seen_at = now(),
+    content_at = CASE WHEN (s.content_hash, s.simhash) IS DISTINCT FROM (d.content_hash, d.simhash)
+                      THEN now() ELSE s.content_at END
 FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(simhashes)b::bigint[], %(words)b::int[],
             %(texts)b::text[], %(metadata)b::jsonb[])
      d (key, content_hash, simhash, words, text, metadata)
