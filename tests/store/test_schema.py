@@ -27,6 +27,36 @@ from tests.store.revisions import downgrade, upgrade
 PROJECT = Path(__file__).parents[2]
 
 COLUMNS = """
+analysis.id integer
+analysis.collection_id integer
+analysis.against_id integer null
+analysis.threshold smallint
+analysis.moment timestamp with time zone
+analysis.result jsonb
+analysis_block.analysis_id integer
+analysis_block.kind text
+analysis_block.number integer
+analysis_block.numbers bytea
+analysis_cluster.analysis_id integer
+analysis_cluster.number integer
+analysis_cluster.first integer
+analysis_cluster.fingerprints integer
+analysis_cluster.documents integer
+analysis_cluster.diameter smallint
+analysis_cluster.diameter_is_exact boolean
+analysis_cluster.representative text collation=C
+analysis_difference.analysis_id integer
+analysis_difference.key text collation=C
+analysis_difference.status text collation=C
+analysis_difference.distance smallint null
+analysis_difference.counterpart text null collation=C
+analysis_fingerprint.analysis_id integer
+analysis_fingerprint.number integer
+analysis_fingerprint.simhash bigint
+analysis_fingerprint.cluster integer
+analysis_fingerprint.distance smallint
+analysis_fingerprint.nearest smallint
+analysis_fingerprint.documents integer
 band_layout.id integer identity=a
 band_layout.widths smallint[]
 band_layout.threshold smallint
@@ -81,10 +111,18 @@ operation.runs integer default=0
 operation.created_at timestamp with time zone default=now()
 operation.started_at timestamp with time zone null
 operation.finished_at timestamp with time zone null
+operation.collection_id integer null
 """
 
 UNFINISHED = "(status = ANY (ARRAY['queued'::text, 'running'::text]))"
 INDEXES = f"""
+analysis_block_pkey unique (analysis_id, kind, number)
+analysis_cluster_pkey unique (analysis_id, number)
+analysis_difference_pkey unique (analysis_id, key)
+analysis_difference_status_idx (analysis_id, status, key)
+analysis_fingerprint_pkey unique (analysis_id, number)
+analysis_fingerprint_simhash_idx (analysis_id, simhash)
+analysis_pkey unique (id)
 band_layout_one_active_idx unique (state) WHERE (state = 'active'::text)
 band_layout_pkey unique (id)
 band_layout_table_name_key unique (table_name)
@@ -99,6 +137,7 @@ fingerprint_b1_idx (collection_id, b1, simhash)
 fingerprint_b2_idx (collection_id, b2, simhash)
 fingerprint_b3_idx (collection_id, b3, simhash)
 fingerprint_pkey unique (collection_id, simhash)
+operation_collection_idx (collection_id, id) WHERE (collection_id IS NOT NULL)
 operation_idempotency_key_key unique (idempotency_key)
 operation_one_rebuild_idx unique (kind) WHERE ((kind = 'rebuild'::text) AND {UNFINISHED})
 operation_pkey unique (id)
@@ -106,6 +145,8 @@ operation_unfinished_idx (id) WHERE {UNFINISHED}
 """
 
 CHECKS = """
+analysis_block CHECK ((kind = ANY (ARRAY['pairs', 'fingerprints'])))
+analysis_difference CHECK ((status = ANY (ARRAY['new', 'gone', 'moved', 'changed', 'nearly_unchanged'])))
 band_layout CHECK ((state = ANY (ARRAY['building', 'active', 'retired'])))
 band_layout CHECK (((threshold >= 0) AND (threshold <= 63)))
 collection CHECK (((bits >= 1) AND (bits <= 64)))
@@ -117,7 +158,7 @@ document CHECK ((octet_length(content_hash) = 16))
 document CHECK (((octet_length(key) >= 1) AND (octet_length(key) <= 2048)))
 document CHECK (CASE WHEN (bits = 64) THEN true WHEN (simhash < 0) THEN false ELSE ((simhash >> bits) = 0) END)
 document CHECK ((words >= 0))
-operation CHECK ((kind = ANY (ARRAY['rebuild', 'audit'])))
+operation CHECK ((kind = ANY (ARRAY['rebuild', 'audit', 'analysis'])))
 operation CHECK ((status = ANY (ARRAY['queued', 'running', 'succeeded', 'failed', 'canceled'])))
 """
 
