@@ -33,7 +33,7 @@ from app.service.snapshots import (
 )
 from app.settings import Settings
 from app.store import analyses
-from app.store.analyses import Others
+from app.store.analyses import Base, Others
 
 # Rows that are written in one go.
 _FINGERPRINTS = 50_000
@@ -123,25 +123,28 @@ class Analysis:
                 choose_plan, different, size, there.bits, self._threshold, int(fresh.sum())
             )
             if fresh_plan.seconds + based_on.pairs * _KNOWN_PAIR_SECONDS < plan.seconds:
-                await self._add_known(connection, based_on.id, there, pairs, watched)
+                await self._add_known(connection, based_on, there, pairs, watched)
                 plan, selection = fresh_plan, Selection(fresh.astype(np.uint8), wanted=1)
             else:
                 based_on = None
         async for step in found(find_pairs(there.values, plan, selection), plan, watched):
             if not pairs.add(step.first, step.second):
-                share = step.passes / len(plan.passes)
-                raise OperationFailedError(too_large(self._needed(size, len(pairs) / share), self._most))
+                raise self._too_many(size, len(pairs), share=step.passes / len(plan.passes))
         told: dict[str, Json] = {
             "plan": {"kind": plan.kind, "parts": plan.parts, "passes": len(plan.passes)},
             "based_on": None if based_on is None else based_on.id,
         }
         return pairs, told
 
+    def _too_many(self, fingerprints: int, pairs: int, *, share: float) -> OperationFailedError:
+        """There is no room for more; `share`: about how many of all these are."""
+        return OperationFailedError(too_large(self._needed(fingerprints, pairs / max(share, 0.01)), self._most))
+
     async def _add_known(
-        self, connection: AsyncConnection, based_on: int, there: FingerprintSet, pairs: PairList, watched: Watched
+        self, connection: AsyncConnection, based_on: Base, there: FingerprintSet, pairs: PairList, watched: Watched
     ) -> None:
         """The pairs of an earlier analysis whose fingerprints are both still there."""
-        numbered = await analyses.numbered(connection, based_on)
+        numbered = await analyses.numbered(connection, based_on.id)
         index = await to_thread.run_sync(np.searchsorted, there.simhashes, numbered)
         is_there = await to_thread.run_sync(_among, numbered, there.simhashes)
 
@@ -153,9 +156,9 @@ class Analysis:
             return np.minimum(a[near], b[near]), np.maximum(a[near], b[near])
 
         start = 0
-        while len(part := await analyses.pairs(connection, based_on, start=start, limit=_PAIRS)):
-            kept = pairs.add(*await to_thread.run_sync(still_there, part))
-            assert kept  # noqa: S101  not more than were expected
+        while len(part := await analyses.pairs(connection, based_on.id, start=start, limit=_PAIRS)):
+            if not pairs.add(*await to_thread.run_sync(still_there, part)):
+                raise self._too_many(len(there.simhashes), len(pairs), share=start / based_on.pairs)
             start += len(part)
             await watched.note(0)
 
@@ -241,7 +244,8 @@ class _Clustered:
 
     def result(self, there: FingerprintSet, others: Others) -> dict[str, Json]:
         clusters = self.clusters
-        widest = int(np.argmax(clusters.diameters.bits)) if len(clusters.starts) else None
+        widest = int(clusters.diameters.bits.max(initial=0))
+        are_widest = clusters.diameters.bits == widest
         return {
             "documents": int(there.documents.sum()) + others.too_short,
             "fingerprints": len(there.simhashes),
@@ -251,8 +255,8 @@ class _Clustered:
             "exact_groups": others.exact_groups,
             "clusters": len(clusters.starts),
             "largest_cluster": int(clusters.documents[0]) if len(clusters.starts) else 0,
-            "widest_cluster": 0 if widest is None else int(clusters.diameters.bits[widest]),
-            "widest_cluster_is_exact": bool(clusters.diameters.exact.all()),
+            "widest_cluster": widest,
+            "widest_cluster_is_exact": not len(are_widest) or bool(clusters.diameters.exact[are_widest].any()),
             "pairs": len(self.pairs),
             "histogram": self.histogram,
         }

@@ -777,13 +777,17 @@ def no_pairs(*_: object) -> float:
     return 0.0
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["from nothing", "from an earlier one"])
 async def test_more_pairs_than_were_expected_end_it(
-    settings: Settings, reports: Reports, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, reports: Reports, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
     """A sample may have none of them."""
     await stored_by(reports, uniform(Random(3), 600, 10))
-    begun = await reports.begin(10)
     monkeypatch.setattr(analysis, "expected_pairs", no_pairs)
+    if goes_on:
+        await reports.run(10)
+        monkeypatch.setattr(analysis, "_KNOWN_PAIR_SECONDS", 0.0)
+    begun = await reports.begin(9)
     async with opened(settings.model_copy(update={"analysis_memory": 101})) as small:
         await small.perform(begun.id)
     ended = await reports.get(begun.id)
