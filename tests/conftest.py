@@ -17,7 +17,7 @@ from psycopg import sql
 from starlette.types import Receive, Scope, Send
 
 from app.main import create_app
-from app.postgres.binaries import Binaries, all_binaries
+from app.postgres.binaries import Binaries, all_binaries, best_binaries
 from app.postgres.embedded import THROWAWAY_SETTINGS, EmbeddedPostgres
 from app.postgres.migrate import migrate
 from app.runtime import Services, process
@@ -98,6 +98,15 @@ def servers() -> Generator[Servers]:
 def server(request: pytest.FixtureRequest, servers: Servers) -> Server:
     return servers(request.param)
 
+
+# For a module of tests whose statements others try on all versions.
+on_the_newest = pytest.mark.parametrize(
+    "server",
+    [best_binaries()],
+    indirect=True,
+    ids=lambda binaries: f"postgresql-{binaries.version}",
+    scope="session",
+)
 
 _numbers = count()
 

@@ -28,8 +28,7 @@ def postmaster(data_dir: Path) -> int:
     return int((data_dir / "data" / "postmaster.pid").read_text().split()[0])
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
 def test_a_signal_stops_service_and_server(short_path: Path, number: signal.Signals, workers: int) -> None:
     with running(data_dir=short_path, workers=workers) as service:
         index(service, "a")

@@ -18,10 +18,13 @@ from app.postgres.binaries import all_binaries
 from app.postgres.embedded import THROWAWAY_SETTINGS, EmbeddedPostgres
 from app.postgres.migrate import migrate
 from app.runtime import Process, process
-from tests.conftest import Server
+from tests.conftest import Server, on_the_newest
 from tests.store.databases import settings_of
 from tests.store.pages import Pages
 from tests.store.waiting import until, waiting_for_locks
+
+pytestmark = on_the_newest
+
 
 POOL = 8
 POOL_TIMEOUT = 1.5  # longer than the pool waits between two attempts to connect

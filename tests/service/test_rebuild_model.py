@@ -43,11 +43,14 @@ from app.service.near_duplicates import Key
 from app.service.operator import Operator, Progress
 from app.service.rebuild import Rebuild
 from app.store import layouts, operations
-from tests.conftest import Server
+from tests.conftest import Server, on_the_newest
 from tests.store.brute_force import LARGEST, Stored, assert_right, flipped, nearest, signed, unsigned
 from tests.store.databases import settings_of
 from tests.store.pages import Pages
 from tests.store.waiting import wait_until, waiting_for_locks
+
+pytestmark = on_the_newest
+
 
 EXAMPLES = int(os.environ.get("REBUILD_MODEL_EXAMPLES", "12"))
 STEPS = 30

@@ -16,10 +16,13 @@ from app.service.near_duplicates import Key
 from app.settings import Settings
 from app.store import layouts
 from app.store.database import UnexpectedDatabaseError
-from tests.conftest import Server
+from tests.conftest import Server, on_the_newest
 from tests.store.databases import settings_of
 from tests.store.pages import Pages
 from tests.store.waiting import until, waiting_for_locks
+
+pytestmark = on_the_newest
+
 
 STATEMENT_TIMEOUT = 0.6
 LOCK_TIMEOUT = 0.2
