@@ -23,10 +23,13 @@ from app.service.housekeeping import Housekeeping
 from app.service.near_duplicates import Key
 from app.store import layouts
 from app.store.documents import Write
+from tests.conftest import on_the_newest
 from tests.service.operations import Gate, Worker
 from tests.store.databases import add_layout, one_value, rows_of_dead_collections
 from tests.store.pages import Pages
 from tests.store.waiting import meanwhile, until, waiting_for_locks
+
+pytestmark = on_the_newest
 
 # Both ends of what a fingerprint of 64 bits may be, and both sides of the middle.
 SIMHASHES = (-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 2, 2**63 - 1)

@@ -34,7 +34,7 @@ from app.settings import Settings
 from app.store import documents, layouts
 from app.store.layouts import Copied, Position
 from app.store.lookups import Sought, queue_lookup
-from tests.conftest import Server
+from tests.conftest import Server, on_the_newest
 from tests.service.operations import (
     BEFORE_THE_SWITCH,
     LIMIT,
@@ -73,6 +73,8 @@ from tests.service.operations import (
 from tests.store.brute_force import answers, nearest
 from tests.store.databases import create_collection, settings_of
 from tests.store.waiting import meanwhile, until, waiting_for_locks
+
+pytestmark = on_the_newest
 
 _TEMPLATE = "template_rebuild"
 _numbers = count()
