@@ -1,5 +1,6 @@
 """The analysis of a collection: all near-duplicates and their clusters, as they are at one moment."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +23,10 @@ from app.core.pairs import (
 from app.service.operator import OperationFailedError, Progress
 from app.service.snapshots import (
     FingerprintSet,
+    SnapshotWork,
     Watched,
-    at_one_moment,
-    collection_of,
     found,
     read,
-    require_collections,
     sample_differences,
     too_large,
 )
@@ -47,58 +46,27 @@ _KNOWN_PAIR_SECONDS = 300e-9
 _ALONE = 64  # as the distance to the nearest: there is none within the threshold
 
 
-class Analysis:
+class Analysis(SnapshotWork):
     """One analysis, under way. `parameters`: threshold, clusters, representative."""
 
     def __init__(
         self, conninfo: str, settings: Settings, session: AsyncConnection, operation: Operation, progress: Progress
     ) -> None:
-        self._conninfo = conninfo
-        self._settings = settings
-        self._session = session
-        self._operation = operation
-        self._progress = progress
-        threshold = operation.parameters["threshold"]
-        assert isinstance(threshold, int)  # noqa: S101  the row says what we wrote
-        self._threshold = threshold
+        super().__init__(conninfo, settings, session, operation, progress)
         self._clustering = Clustering(str(operation.parameters["clusters"]))
         self._preference = Preference(str(operation.parameters["representative"]))
-        self._most = settings.analysis_bytes
 
-    async def undo(self) -> None:
-        """Nothing: what it writes is there as a whole or not at all."""
-
-    async def run(self) -> dict[str, Json]:
-        if (finished := await analyses.finished(self._session, self._operation.id)) is not None:
-            return finished
-        collection = await collection_of(self._session, self._operation.collection_id)
-        async with at_one_moment(self._conninfo, self._settings, self._progress) as (connection, moment, watched):
-            await watched.begin("reading")
-            there = await read(connection, collection, watched)
-            others = await analyses.others(connection, collection.id)
-            pairs, plan = await self._pairs(connection, collection, there, watched)
-            await watched.begin("clustering")
-            clustered = await self._clustered(connection, collection, there, pairs, watched)
-            await watched.begin("writing")
-            await self._write(connection, collection, there, clustered, watched)
-            watched.end()
-            result: dict[str, Json] = {
-                **clustered.result(there, others),
-                **plan,
-                "moment": moment.isoformat(),
-                "seconds": watched.seconds,
-            }
-            await analyses.add(
-                connection,
-                self._operation.id,
-                collection_id=collection.id,
-                against_id=None,
-                threshold=self._threshold,
-                moment=moment,
-                result=result,
-            )
-            await require_collections(connection, self._session, [collection.id])
-        return result
+    async def find(self, connection: AsyncConnection, there: Sequence[Collection], watched: Watched) -> dict[str, Json]:
+        [collection] = there
+        await watched.begin("reading")
+        stored = await read(connection, collection, watched)
+        others = await analyses.others(connection, collection.id)
+        pairs, plan = await self._pairs(connection, collection, stored, watched)
+        await watched.begin("clustering")
+        clustered = await self._clustered(connection, collection, stored, pairs, watched)
+        await watched.begin("writing")
+        await self._write(connection, collection, stored, clustered, watched)
+        return {**clustered.result(stored, others), **plan}
 
     def _needed(self, fingerprints: int, pairs: float) -> int:
         return bytes_needed(fingerprints, pairs, stars=self._clustering is Clustering.STAR)
@@ -110,17 +78,17 @@ class Analysis:
         await watched.begin("pairing")
         size = len(there.simhashes)
         different = await to_thread.run_sync(sample_differences, there.values)
-        needed = self._needed(size, expected_pairs(different, size, there.bits, self._threshold))
-        await watched.plan(needed, self._most)
-        plan = await to_thread.run_sync(choose_plan, different, size, there.bits, self._threshold)
+        needed = self._needed(size, expected_pairs(different, size, there.bits, self.threshold))
+        await watched.plan(needed, self.most_bytes)
+        plan = await to_thread.run_sync(choose_plan, different, size, there.bits, self.threshold)
         stars = self._clustering is Clustering.STAR
-        pairs, selection = PairList(size + pairs_that_fit(size, self._most, stars=stars)), None
-        based_on = await analyses.base(connection, collection.id, self._threshold)
+        pairs, selection = PairList(size + pairs_that_fit(size, self.most_bytes, stars=stars)), None
+        based_on = await analyses.base(connection, collection.id, self.threshold)
         if based_on is not None:
             known = await analyses.known_fingerprints(connection, based_on.id)
             fresh = ~await to_thread.run_sync(_among, there.simhashes, known)
             fresh_plan = await to_thread.run_sync(
-                choose_plan, different, size, there.bits, self._threshold, int(fresh.sum())
+                choose_plan, different, size, there.bits, self.threshold, int(fresh.sum())
             )
             if fresh_plan.seconds + based_on.pairs * _KNOWN_PAIR_SECONDS < plan.seconds:
                 await self._add_known(connection, based_on, there, pairs, watched)
@@ -138,7 +106,7 @@ class Analysis:
 
     def _too_many(self, fingerprints: int, pairs: int, *, share: float) -> OperationFailedError:
         """There is no room for more; `share`: about how many of all these are."""
-        return OperationFailedError(too_large(self._needed(fingerprints, pairs / max(share, 0.01)), self._most))
+        return OperationFailedError(too_large(self._needed(fingerprints, pairs / max(share, 0.01)), self.most_bytes))
 
     async def _add_known(
         self, connection: AsyncConnection, based_on: Base, there: FingerprintSet, pairs: PairList, watched: Watched
@@ -152,7 +120,7 @@ class Analysis:
             first, second = part[:, 0], part[:, 1]
             kept = is_there[first] & is_there[second] & (first != second)
             a, b = index[first[kept]], index[second[kept]]
-            near = np.bitwise_count(there.values[a] ^ there.values[b]) <= self._threshold
+            near = np.bitwise_count(there.values[a] ^ there.values[b]) <= self.threshold
             return np.minimum(a[near], b[near]), np.maximum(a[near], b[near])
 
         start = 0
@@ -170,7 +138,7 @@ class Analysis:
         pairs: PairList,
         watched: Watched,
     ) -> "_Clustered":
-        least, histogram = await to_thread.run_sync(_distances, there, pairs, self._threshold)
+        least, histogram = await to_thread.run_sync(_distances, there, pairs, self.threshold)
         flagged = np.flatnonzero((least < _ALONE) | (there.documents > 1))
         rank = await analyses.ranking(connection, collection.id, there.simhashes[flagged], self._preference)
         return await to_thread.run_sync(
@@ -195,7 +163,7 @@ class Analysis:
         }
         for start in range(0, rows, _FINGERPRINTS):
             part = {name: values[start : start + _FINGERPRINTS] for name, values in columns.items()}
-            await analyses.add_fingerprints(connection, self._operation.id, start, part)
+            await analyses.add_fingerprints(connection, self.id, start, part)
             await watched.note(start, rows)
         clusters = clustered.clusters
         for start in range(0, len(clusters.starts), _CLUSTERS):
@@ -204,7 +172,7 @@ class Analysis:
             keys = await analyses.preferred(connection, collection.id, clustered.simhashes[starts], self._preference)
             await analyses.add_clusters(
                 connection,
-                self._operation.id,
+                self.id,
                 list(
                     zip(
                         range(start + 1, start + 1 + len(starts)),
@@ -219,8 +187,8 @@ class Analysis:
                 ),
             )
             await watched.note(rows, rows)
-        await analyses.add_pairs(connection, self._operation.id, clustered.pairs)
-        await analyses.add_known_fingerprints(connection, self._operation.id, there.simhashes)
+        await analyses.add_pairs(connection, self.id, clustered.pairs)
+        await analyses.add_known_fingerprints(connection, self.id, there.simhashes)
 
 
 def _among(values: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:

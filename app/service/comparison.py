@@ -1,23 +1,15 @@
 """What became of the documents of an earlier collection in a later one, as both are at one moment."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from anyio import to_thread
 from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
-from app.core.model import Change, Collection, Json, Operation
+from app.core.model import Change, Collection, Json
 from app.core.pairs import Selection, bytes_needed, choose_plan, find_pairs
-from app.service.operator import Progress
-from app.service.snapshots import (
-    Watched,
-    at_one_moment,
-    collection_of,
-    found,
-    read,
-    require_collections,
-    sample_differences,
-)
-from app.settings import Settings
+from app.service.snapshots import SnapshotWork, Watched, found, read, sample_differences
 from app.store import analyses
 from app.store.analyses import Near
 
@@ -25,59 +17,22 @@ _STARTING, _OTHERS = 1, 2
 _NONE = np.iinfo(np.int64).max
 
 
-class Comparison:
+class Comparison(SnapshotWork):
     """One comparison, under way. `parameters`: threshold; against_id: the earlier collection."""
 
-    def __init__(
-        self, conninfo: str, settings: Settings, session: AsyncConnection, operation: Operation, progress: Progress
-    ) -> None:
-        self._conninfo = conninfo
-        self._settings = settings
-        self._session = session
-        self._operation = operation
-        self._progress = progress
-        threshold = operation.parameters["threshold"]
-        assert isinstance(threshold, int)  # noqa: S101  the row says what we wrote
-        self._threshold = threshold
-        self._most = settings.analysis_bytes
-
-    async def undo(self) -> None:
-        """Nothing: what it writes is there as a whole or not at all."""
-
-    async def run(self) -> dict[str, Json]:
-        if (finished := await analyses.finished(self._session, self._operation.id)) is not None:
-            return finished
-        later = await collection_of(self._session, self._operation.collection_id)
-        earlier = await collection_of(self._session, self._operation.parameters["against_id"])
-        async with at_one_moment(self._conninfo, self._settings, self._progress) as (connection, moment, watched):
-            await watched.begin("reading")
-            new, old = await read(connection, later, watched), await read(connection, earlier, watched)
-            memory = bytes_needed(len(new.simhashes) + len(old.simhashes), 0, stars=False)
-            await watched.plan(memory, self._most)
-            await watched.begin("pairing")
-            near_new = await self._nearest(new.bits, new.simhashes, old.simhashes, watched)
-            near_old = await self._nearest(new.bits, old.simhashes, new.simhashes, watched)
-            await watched.begin("comparing")
-            changes = await self._compare(connection, later, earlier, near_new, near_old, watched)
-            documents = await analyses.count_documents(connection, later.id)
-            before = await analyses.count_documents(connection, earlier.id)
-            watched.end()
-            result: dict[str, Json] = {
-                **self._result(changes, documents, before),
-                "moment": moment.isoformat(),
-                "seconds": watched.seconds,
-            }
-            await analyses.add(
-                connection,
-                self._operation.id,
-                collection_id=later.id,
-                against_id=earlier.id,
-                threshold=self._threshold,
-                moment=moment,
-                result=result,
-            )
-            await require_collections(connection, self._session, [later.id, earlier.id])
-        return result
+    async def find(self, connection: AsyncConnection, there: Sequence[Collection], watched: Watched) -> dict[str, Json]:
+        later, earlier = there
+        await watched.begin("reading")
+        new, old = await read(connection, later, watched), await read(connection, earlier, watched)
+        await watched.plan(bytes_needed(len(new.simhashes) + len(old.simhashes), 0, stars=False), self.most_bytes)
+        await watched.begin("pairing")
+        near_new = await self._nearest(new.bits, new.simhashes, old.simhashes, watched)
+        near_old = await self._nearest(new.bits, old.simhashes, new.simhashes, watched)
+        await watched.begin("comparing")
+        changes = await self._compare(connection, later, earlier, near_new, near_old, watched)
+        documents = await analyses.count_documents(connection, later.id)
+        before = await analyses.count_documents(connection, earlier.id)
+        return self._result(changes, documents, before)
 
     async def _compare(
         self,
@@ -89,9 +44,9 @@ class Comparison:
         watched: Watched,
     ) -> dict[tuple[Change, int | None], int]:
         """Writes what has become of each document, and counts."""
-        analysis_id = self._operation.id
+        analysis_id = self.id
         both = {"collection_id": later.id, "against_id": earlier.id}
-        await analyses.add_same_keys(connection, analysis_id, **both, threshold=self._threshold)
+        await analyses.add_same_keys(connection, analysis_id, **both, threshold=self.threshold)
         await analyses.set_apart(connection, **both)
         await analyses.add_moved(connection, analysis_id)
         arrived, left_behind = await analyses.fingerprints_set_apart(connection)
@@ -115,7 +70,7 @@ class Comparison:
         flags = np.full(len(both), _OTHERS, np.uint8)
         flags[: len(alone)] = _STARTING
         different = await to_thread.run_sync(sample_differences, values)
-        plan = await to_thread.run_sync(choose_plan, different, len(both), bits, self._threshold, len(alone))
+        plan = await to_thread.run_sync(choose_plan, different, len(both), bits, self.threshold, len(alone))
         # The distance in the higher half, so that the least is the nearest, and of several the first.
         least = np.full(len(alone), _NONE)
         async for step in found(find_pairs(values, plan, Selection(flags, _STARTING | _OTHERS)), plan, watched):
@@ -126,7 +81,7 @@ class Comparison:
 
     def _result(self, changes: dict[tuple[Change, int | None], int], documents: int, before: int) -> dict[str, Json]:
         counts = dict.fromkeys(Change, 0)
-        histogram: list[Json] = [0] * (self._threshold + 1)
+        histogram: list[Json] = [0] * (self.threshold + 1)
         for (change, distance), count in changes.items():
             counts[change] += count
             if change is Change.NEARLY_UNCHANGED and distance is not None:

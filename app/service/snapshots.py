@@ -8,7 +8,8 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from psycopg import AsyncConnection, Error
 
 from app.core.errors import CollectionNotFoundError
-from app.core.model import Collection, Json
+from app.core.model import Collection, Json, Operation
 from app.core.pairs import SAMPLE, Fingerprints, PairPlan, Step, differences
-from app.service.operator import OperationFailedError, Progress
+from app.service.operator import OperationFailedError, Progress, Work
 from app.settings import Settings
 from app.store import analyses, collections
 from app.store.database import snapshot
@@ -75,10 +76,10 @@ class Watched:
                 if not self._connection.lock.locked():  # else it is busy: we would wait, and the other one idle
                     await self._connection.execute(b"SELECT")
 
-    async def begin(self, phase: str, total: int | None = None) -> None:
+    async def begin(self, phase: str) -> None:
         self.end()
         self._phase, self._began = phase, time.monotonic()
-        await self._tell(0, total)
+        await self._tell(0, None)
 
     def end(self) -> None:
         if self._phase:
@@ -152,8 +153,56 @@ def _advance(steps: Iterator[Step]) -> list[Step]:
     return taken
 
 
+class SnapshotWork(Work):
+    """What an analysis or a comparison is around what it finds. `parameters`: threshold; against_id, if it compares."""
+
+    def __init__(
+        self, conninfo: str, settings: Settings, session: AsyncConnection, operation: Operation, progress: Progress
+    ) -> None:
+        self._conninfo = conninfo
+        self._settings = settings
+        self._session = session
+        self._progress = progress
+        self._collection_id = operation.collection_id
+        self._against_id = operation.parameters.get("against_id")
+        threshold = operation.parameters["threshold"]
+        assert isinstance(threshold, int)  # noqa: S101  the row says what we wrote
+        self.id = operation.id
+        self.threshold = threshold
+        self.most_bytes = settings.analysis_bytes
+
+    @abstractmethod
+    async def find(self, connection: AsyncConnection, there: Sequence[Collection], watched: Watched) -> dict[str, Json]:
+        """Writes what it finds in the snapshot, and counts it. The earlier one of two collections comes second."""
+
+    async def undo(self) -> None:
+        """Nothing: what it writes is there as a whole or not at all."""
+
+    async def run(self) -> dict[str, Json]:
+        if (finished := await analyses.finished(self._session, self.id)) is not None:
+            return finished
+        wanted = [self._collection_id] if self._against_id is None else [self._collection_id, self._against_id]
+        there = [await _collection_of(self._session, each) for each in wanted]
+        async with _at_one_moment(self._conninfo, self._settings, self._progress) as (connection, moment, watched):
+            found = await self.find(connection, there, watched)
+            watched.end()
+            result: dict[str, Json] = {**found, "moment": moment.isoformat(), "seconds": watched.seconds}
+            ids = [collection.id for collection in there]
+            await analyses.add(
+                connection,
+                self.id,
+                collection_id=ids[0],
+                against_id=ids[1] if len(ids) > 1 else None,
+                threshold=self.threshold,
+                moment=moment,
+                result=result,
+            )
+            await _require_collections(connection, self._session, ids)
+        return result
+
+
 @asynccontextmanager
-async def at_one_moment(
+async def _at_one_moment(
     conninfo: str, settings: Settings, progress: Progress
 ) -> AsyncGenerator[tuple[AsyncConnection, datetime, Watched]]:
     async with snapshot(conninfo, settings) as connection:
@@ -168,7 +217,7 @@ async def at_one_moment(
             await asyncio.wait([awake])
 
 
-async def require_collections(connection: AsyncConnection, session: AsyncConnection, ids: list[int]) -> None:
+async def _require_collections(connection: AsyncConnection, session: AsyncConnection, ids: list[int]) -> None:
     """Keeps them until the transaction of `connection` ends; OperationFailedError where one has gone.
 
     `session` sees what is there now.
@@ -179,7 +228,7 @@ async def require_collections(connection: AsyncConnection, session: AsyncConnect
         raise OperationFailedError("the collection was deleted while it was analysed")
 
 
-async def collection_of(connection: AsyncConnection, collection_id: Json) -> Collection:
+async def _collection_of(connection: AsyncConnection, collection_id: Json) -> Collection:
     assert isinstance(collection_id, int)  # noqa: S101  the row says what we wrote
     there = await collections.by_ids(connection, [collection_id])
     if not there:

@@ -45,6 +45,8 @@ _PAIR_BYTES = 2 * _NUMBER.itemsize
 # Bytes of a row of analysis_block: a whole number of items of either kind.
 _BLOCK_BYTES = 1 << 16
 _PURGED = 10_000
+# Temporary tables of documents whose key only the later, or only the earlier collection has.
+_SET_APART = ("arrived", "left_behind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,6 @@ class Base:
     """An earlier analysis. `pairs`: how many it has found."""
 
     id: int
-    threshold: int
     pairs: int
 
 
@@ -264,7 +265,7 @@ async def add_same_keys(
 
 async def set_apart(connection: AsyncConnection, *, collection_id: int, against_id: int) -> None:
     """Documents whose key only one of the collections has, for the statements below, until the transaction ends."""
-    for name in ("arrived", "left_behind"):
+    for name in _SET_APART:
         await connection.execute(_SQL[name], {"collection_id": collection_id, "against_id": against_id})
 
 
@@ -278,7 +279,7 @@ async def add_moved(connection: AsyncConnection, analysis_id: int, near: Near | 
         await connection.execute(_SQL["add_moved"], values)
     else:
         await connection.execute(_SQL["add_nearly_moved"], values | near.values)
-    for name in ("arrived", "left_behind"):
+    for name in _SET_APART:
         await connection.execute(_SQL[f"remove_moved_from_{name}"], values)
 
 
@@ -287,12 +288,16 @@ async def fingerprints_set_apart(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The distinct fingerprints that have arrived, and those that were left behind, in ascending order."""
     found: list[NDArray[np.int64]] = []
-    for name in ("arrived", "left_behind"):
-        row = await (await connection.execute(_SQL[f"fingerprints_{name}"], binary=True)).fetchone()
+    for table in _SET_APART:
+        row = await (await connection.execute(_of_set_apart("fingerprints_set_apart", table), binary=True)).fetchone()
         assert row is not None  # noqa: S101  an aggregate
         found.append(np.frombuffer(row[0], ">i8").astype(np.int64))
     arrived, left_behind = found
     return arrived, left_behind
+
+
+def _of_set_apart(name: str, table: str) -> bytes:
+    return _SQL[name].replace(b"{set_apart}", table.encode())
 
 
 async def add_new_and_gone(
@@ -308,10 +313,11 @@ async def add_new_and_gone(
 
     `near_new`: fingerprints of the later collection alone, with the nearest of the earlier; `near_old`: the reverse.
     """
-    values = {"id": analysis_id}
-    await connection.execute(_SQL["add_new"], values | {"among_id": against_id} | near_new.values)
-    await connection.execute(_SQL["add_gone"], values | {"among_id": collection_id} | near_old.values)
-    rows = await (await connection.execute(_SQL["count_differences"], values)).fetchall()
+    remaining = ((Change.NEW, against_id, near_new), (Change.GONE, collection_id, near_old))
+    for table, (change, among_id, near) in zip(_SET_APART, remaining, strict=True):
+        values = {"id": analysis_id, "status": change, "among_id": among_id} | near.values
+        await connection.execute(_of_set_apart("add_set_apart", table), values)
+    rows = await (await connection.execute(_SQL["count_differences"], {"id": analysis_id})).fetchall()
     return {(Change(status), distance): count for status, distance, count in rows}
 
 

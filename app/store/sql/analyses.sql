@@ -88,39 +88,22 @@ WHERE d.analysis_id = %(id)s::int AND d.status = 'moved' AND d.key = a.key
 DELETE FROM left_behind l USING analysis_difference d
 WHERE d.analysis_id = %(id)s::int AND d.status = 'moved' AND d.counterpart = l.key
 
--- fingerprints_arrived: their distinct fingerprints, eight bytes each
+-- fingerprints_set_apart: the distinct fingerprints of either of these, eight bytes each
 SELECT coalesce(string_agg(int8send(simhash), ''::bytea ORDER BY simhash), '')
-FROM (SELECT DISTINCT simhash FROM arrived WHERE simhash IS NOT NULL) f
+FROM (SELECT DISTINCT simhash FROM {set_apart} WHERE simhash IS NOT NULL) f
 
--- fingerprints_left_behind: their distinct fingerprints, eight bytes each
-SELECT coalesce(string_agg(int8send(simhash), ''::bytea ORDER BY simhash), '')
-FROM (SELECT DISTINCT simhash FROM left_behind WHERE simhash IS NOT NULL) f
-
--- add_new: what has arrived and has not moved; the counterpart is what resembles it among all earlier documents
+-- add_set_apart: what has not moved; the counterpart is what resembles it among all documents of the other collection
 INSERT INTO analysis_difference (analysis_id, key, status, distance, counterpart)
-SELECT %(id)s::int, a.key, 'new', CASE WHEN c.same IS NOT NULL THEN 0 ELSE n.distance END, coalesce(c.same, c.near)
-FROM arrived a
+SELECT %(id)s::int, s.key, %(status)s::text, CASE WHEN c.same IS NOT NULL THEN 0 ELSE n.distance END,
+       coalesce(c.same, c.near)
+FROM {set_apart} s
 LEFT JOIN unnest(%(simhashes)b::bigint[], %(others)b::bigint[], %(distances)b::bigint[]) n (simhash, other, distance)
-       ON n.simhash = a.simhash
+       ON n.simhash = s.simhash
 CROSS JOIN LATERAL (
     SELECT coalesce((SELECT key FROM document
-                     WHERE collection_id = %(among_id)s::int AND content_hash = a.content_hash ORDER BY key LIMIT 1),
+                     WHERE collection_id = %(among_id)s::int AND content_hash = s.content_hash ORDER BY key LIMIT 1),
                     (SELECT key FROM document
-                     WHERE collection_id = %(among_id)s::int AND simhash = a.simhash ORDER BY key LIMIT 1)) AS same,
-           (SELECT key FROM document
-            WHERE collection_id = %(among_id)s::int AND simhash = n.other ORDER BY key LIMIT 1) AS near) c
-
--- add_gone: what was left behind and has not moved; the counterpart is what resembles it among all later documents
-INSERT INTO analysis_difference (analysis_id, key, status, distance, counterpart)
-SELECT %(id)s::int, l.key, 'gone', CASE WHEN c.same IS NOT NULL THEN 0 ELSE n.distance END, coalesce(c.same, c.near)
-FROM left_behind l
-LEFT JOIN unnest(%(simhashes)b::bigint[], %(others)b::bigint[], %(distances)b::bigint[]) n (simhash, other, distance)
-       ON n.simhash = l.simhash
-CROSS JOIN LATERAL (
-    SELECT coalesce((SELECT key FROM document
-                     WHERE collection_id = %(among_id)s::int AND content_hash = l.content_hash ORDER BY key LIMIT 1),
-                    (SELECT key FROM document
-                     WHERE collection_id = %(among_id)s::int AND simhash = l.simhash ORDER BY key LIMIT 1)) AS same,
+                     WHERE collection_id = %(among_id)s::int AND simhash = s.simhash ORDER BY key LIMIT 1)) AS same,
            (SELECT key FROM document
             WHERE collection_id = %(among_id)s::int AND simhash = n.other ORDER BY key LIMIT 1) AS near) c
 
@@ -134,7 +117,7 @@ SELECT count(*) FROM document WHERE collection_id = %(collection_id)s::int
 SELECT result FROM analysis WHERE id = %(id)s::int
 
 -- base: the latest analysis whose pairs hold all that are within a threshold
-SELECT a.id, a.threshold, (a.result ->> 'pairs')::bigint AS pairs
+SELECT a.id, (a.result ->> 'pairs')::bigint AS pairs
 FROM analysis a JOIN operation o ON o.id = a.id AND o.status = 'succeeded'
 WHERE a.collection_id = %(collection_id)s::int AND a.against_id IS NULL AND a.threshold >= %(threshold)s::int
 ORDER BY a.moment DESC
@@ -150,7 +133,7 @@ WHERE analysis_id = %(id)s::int AND kind = %(kind)s::text AND number >= %(number
 ORDER BY number
 LIMIT %(limit)s::int
 
--- latest: the moment and the threshold of the latest analysis of a collection
+-- latest: the latest analysis of a collection
 SELECT a.id FROM analysis a JOIN operation o ON o.id = a.id AND o.status = 'succeeded'
 WHERE a.collection_id = %(collection_id)s::int AND a.against_id IS NULL
 ORDER BY a.moment DESC
